@@ -1,0 +1,46 @@
+"""Hypothesis profiles: how much the property tests try, and whether two runs try the same.
+
+``dev``      quick, random: while editing
+``ci``       the default: the same examples in every run, nothing read from or written to disk, no deadline
+``nightly``  many random examples
+
+Hypothesis ships a ``ci`` of its own and selects it by itself when the variable ``CI`` is set; ours replaces
+it.  Both ``conftest.py`` call :func:`use`, so plain ``pytest`` and any selection of files get ``ci``, and
+``--hypothesis-profile NAME`` still wins.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+DEFAULT = "ci"
+
+# Machines that share two cores stall: a slow example is not a defect here, a wrong one is.
+_SLOW_IS_FINE = [HealthCheck.too_slow]
+
+PROFILES: dict[str, settings] = {
+    "dev": settings(max_examples=25, deadline=None, suppress_health_check=_SLOW_IS_FINE),
+    "ci": settings(
+        max_examples=100,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=_SLOW_IS_FINE,
+    ),
+    "nightly": settings(
+        max_examples=5000, deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
+    ),
+}
+
+
+def register() -> None:
+    """Register the profiles under their names, replacing those of Hypothesis."""
+    for name, profile in PROFILES.items():
+        settings.register_profile(name, profile)
+
+
+def use(chosen: str | None) -> None:
+    """Put the ``chosen`` profile in force, or :data:`DEFAULT` when none was asked for on the command line."""
+    register()
+    settings.load_profile(chosen or DEFAULT)

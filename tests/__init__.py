@@ -1,0 +1,1 @@
+"""Ordinary tests: command lines, codecs, worked numbers, and tests of the tests."""

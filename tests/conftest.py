@@ -1,0 +1,12 @@
+"""Puts the project's Hypothesis profile in force (see ``props/profiles.py``)."""
+
+import pytest
+
+from props import profiles
+
+profiles.register()  # at import: Hypothesis' own plugin looks ``--hypothesis-profile`` up before it is our turn
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Without Hypothesis' plugin there is no such option, and the default applies.
+    profiles.use(config.getoption("--hypothesis-profile", default=None))
