@@ -16,21 +16,12 @@ from hypothesis import HealthCheck, settings
 DEFAULT = "ci"
 
 # Machines that share two cores stall: a slow example is not a defect here, a wrong one is.
-_SLOW_IS_FINE = [HealthCheck.too_slow]
+_BASE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 
 PROFILES: dict[str, settings] = {
-    "dev": settings(max_examples=25, deadline=None, suppress_health_check=_SLOW_IS_FINE),
-    "ci": settings(
-        max_examples=100,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=_SLOW_IS_FINE,
-    ),
-    "nightly": settings(
-        max_examples=5000, deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
-    ),
+    "dev": settings(_BASE, max_examples=25),
+    "ci": settings(_BASE, max_examples=100, derandomize=True, database=None),
+    "nightly": settings(_BASE, max_examples=5000),
 }
 
 

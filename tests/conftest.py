@@ -4,7 +4,8 @@ import pytest
 
 from props import profiles
 
-profiles.register()  # at import: Hypothesis' own plugin looks ``--hypothesis-profile`` up before it is our turn
+# At import: Hypothesis' own plugin looks ``--hypothesis-profile`` up before it is our turn.
+profiles.register()
 
 
 def pytest_configure(config: pytest.Config) -> None:
