@@ -1,0 +1,67 @@
+"""Lemmas about products and quotients, the non-linear facts that proofs over symbolic block sizes need.
+
+With these stated for the right terms, everything else is linear: a product of two symbols is then one more
+unknown. `monotone` is instantiated by the engine for each pair of quotients with a common divisor; the
+others where a claim's hints name them.
+"""
+
+from spec.prove.symbolic import both
+from spec.prove.theorem import Claim, Hypothesis, Lemma, Symbol
+
+_u = Symbol("u", None, "an integer")
+_v = Symbol("v", None, "an integer")
+_c = Symbol("c", 1, "a positive factor")
+
+monotone = Lemma(
+    Claim(
+        "monotone product",
+        (_u, _v, _c),
+        lambda u, v, c: u * c + c <= v * c,
+        (Hypothesis("u < v", lambda u, v: u < v),),
+    )
+)
+
+nonnegative = Lemma(
+    Claim(
+        "nonnegative product",
+        (Symbol("u", 0, "a count"), Symbol("v", 0, "a count")),
+        lambda u, v: u * v >= 0,
+    )
+)
+
+scaled = Lemma(
+    Claim(
+        "scaled quotient",
+        (_u, _v, _c),
+        lambda u, v, c: (u + v * c) // c == u // c + v,
+        (),
+        lambda u, v, c: (
+            monotone((u + v * c) // c - v, u // c, c),
+            monotone(u // c, (u + v * c) // c - v, c),
+        ),
+    )
+)
+
+nested = Lemma(
+    Claim(
+        "nested quotient",
+        (Symbol("x", None, "an integer"), Symbol("b", 1, "inner divisor"), Symbol("k", 1, "outer divisor")),
+        lambda x, b, k: (x // b) // k == x // (b * k),
+        (),
+        lambda x, b, k: (
+            monotone((x // b) % k, k, b),
+            monotone(-1, (x // b) % k, b),
+            monotone((x // b) // k, x // (b * k), b * k),
+            monotone(x // (b * k), (x // b) // k, b * k),
+        ),
+    )
+)
+
+ordered = Lemma(
+    Claim(
+        "ordered quotient",
+        (Symbol("x", None, "an integer"), Symbol("y", None, "an integer"), _c),
+        lambda x, y, c: both(x // c <= y // c),
+        (Hypothesis("x <= y", lambda x, y: x <= y),),
+    )
+)
