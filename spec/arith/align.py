@@ -23,8 +23,11 @@ positions 0 to n - 1), columns index a request's row of one group, and a block i
 tokens.
 """
 
-from spec.arith.checked import ANY, NATURAL, POSITIVE, domain
+from spec.arith.checked import ANY, NATURAL, POSITIVE, Limit, domain
 from spec.arith.division import cdiv, floordiv, floormod, round_down
+
+ACCEPTED = Limit(least=1, at_most="after")
+"""Accepted tokens of a step: the sampled one at least, and all of them among the tokens after the step."""
 
 # --- columns of a step --------------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ def source_column(running: int, accepted: int) -> int:
 # --- boundaries after a step --------------------------------------------------------------------------------
 
 
-@domain(after=NATURAL, accepted=POSITIVE)
+@domain(after=NATURAL, accepted=ACCEPTED)
 def boundary_run(after: int, accepted: int) -> int:
     """Tokens in the state at offset 0 of the running column, after a step that ends at `after` verified
     tokens.
@@ -103,7 +106,7 @@ def boundary_run(after: int, accepted: int) -> int:
     return after - accepted + 1
 
 
-@domain(after=NATURAL, accepted=POSITIVE, block=POSITIVE)
+@domain(after=NATURAL, accepted=ACCEPTED, block=POSITIVE)
 def boundary_reached(after: int, accepted: int, block: int) -> bool:
     """Whether one of the states that the step's accepted tokens left is a boundary's.
 
@@ -112,7 +115,7 @@ def boundary_reached(after: int, accepted: int, block: int) -> bool:
     return round_down(after, block) >= boundary_run(after, accepted)
 
 
-@domain(after=NATURAL, accepted=POSITIVE, block=POSITIVE)
+@domain(after=NATURAL, accepted=ACCEPTED, block=POSITIVE)
 def boundary_offset(after: int, accepted: int, block: int) -> int:
     """Offset from the running column of the state of the last boundary at or below `after`; negative if it
     was not reached in this step.
@@ -314,6 +317,22 @@ def lookahead_reserve(known: int, computed: int, scheduled: int, prefill_lookahe
     if remaining > 0 and remaining < prefill_lookahead:
         return max(scheduled - (prefill_lookahead - remaining), 0)
     return max(scheduled, 0)
+
+
+@domain(known=NATURAL, computed=NATURAL, scheduled=NATURAL, block=POSITIVE, prefill_lookahead=NATURAL)
+def aligned_reserve(known: int, computed: int, scheduled: int, block: int, prefill_lookahead: int) -> int:
+    """The reserve applied to a chunk that the split returned, without undoing the split.
+
+    A corrected formula, of no release: where the reserve moves the chunk's end, it moves it on to the
+    boundary below, and where there is none inside the chunk, it leaves the end alone.  The plain reserve
+    can end a chunk inside a block, from where the split stops at the next boundary and the reserve takes
+    all of it away again, for ever.
+    """
+    reserved = lookahead_reserve(known, computed, scheduled, prefill_lookahead)
+    aligned = round_down(computed + reserved, block)
+    if reserved == scheduled:
+        return scheduled
+    return aligned - computed if aligned > computed else scheduled
 
 
 # --- chunks of the offload tier and bytes -------------------------------------------------------------------
