@@ -1,0 +1,105 @@
+"""The handle on a process that runs one release: one JSON line a question, one a reply.
+
+A process of its own because two releases do not fit into one interpreter, because a wrong address in a kernel
+is a segmentation fault, and because vLLM's packages stay out of this project's environment.  The questions are
+those of :mod:`impl.upstream.driver`.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import tempfile
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from impl.upstream.env import Prepared, variables
+from spec.config import Config, ConfigError
+
+Plain = dict[str, Any]
+
+
+class Died(Exception):
+    """The process ended or stopped answering; the message holds its exit status and last words."""
+
+
+class Child:
+    """One release in a process of its own; a context manager."""
+
+    def __init__(self, use: Prepared, timeout_s: float = 120.0) -> None:
+        """Start the process; importing vLLM takes seconds and happens with the first ``new``."""
+        self.release = use.tree.release
+        self.timeout_s = timeout_s
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [str(use.python), "-m", "impl.upstream.driver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=variables(use),
+        )
+
+    def ask(self, ask: str, **arguments: Any) -> Plain:
+        """One question; :class:`Died` if the process does not answer."""
+        reply: Plain = self._exchange({"ask": ask, **arguments})
+        return reply
+
+    def ask_all(self, questions: list[Plain]) -> list[Plain]:
+        """Several questions in one line: fewer round trips where no answer decides the next question."""
+        replies: list[Plain] = self._exchange(questions)
+        return replies
+
+    def new(self, config: Config) -> Plain:
+        """A fresh scheduler; :class:`ConfigError` if vLLM would not mean what the configuration says."""
+        reply = self.ask("new", config=asdict(config))
+        if "error" in reply:
+            raise ConfigError(str(reply["error"]))
+        return reply
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        if self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._stderr.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _exchange(self, question: Any) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            raise Died(self._last_words()) from None
+        ready, _, _ = select.select([process.stdout], [], [], self.timeout_s)
+        if not ready:
+            process.kill()
+            process.wait()
+            raise Died(f"vllm {self.release} did not answer in {self.timeout_s:g} s and was stopped")
+        line = process.stdout.readline()
+        if not line:
+            raise Died(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._stderr.seek(0)
+        lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else "nothing on stderr"
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"the process of vllm {self.release} ended with {how}: {last}"

@@ -1,0 +1,479 @@
+"""Inside the child process: answers questions about one scheduler, one JSON line each way.
+
+Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`observe.difference` says), ``hashes``
+(prefixes named for the first time) and ``log`` (what the managers did, in order):
+
+=========== =============================================== =====================================================
+``ask``      takes                                           answers
+=========== =============================================== =====================================================
+``new``      ``config``: the fields of a ``Config``          ``geometry``, and ``state`` in place of ``changed``
+``arrive``   ``request``, ``tokens``, ``output_tokens``      ``busy`` if the scheduler still holds that id
+``schedule`` -                                               ``step``: a number; ``out``: :func:`observe.scheduled`
+``output``   ``sampled`` {request: tokens}, ``drafts``,      ``step``: the oldest one not yet processed; ``emitted``
+             ``reports`` {rank: jobs}, ``failed``            {request: tokens}, ``finished`` {request: reason}
+``report``   ``reports``, ``failed``                         -: an output without a step
+``abort``    ``request``                                     -
+``reset``    ``running``, ``tier``: booleans                 ``done``; ``raised``: its message if it refused
+``state``    -                                               ``state``
+``pending``  -                                               ``requests``, ``work``: would an engine go on stepping?
+``fork``     ``name``                                        -: keep a copy of everything under a name
+``back``     ``name``                                        -: continue from such a copy, which stays
+=========== =============================================== =====================================================
+
+A line may hold a list of questions; the reply is then the list of answers.  Any exception inside vLLM is an
+answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is then half updated and only ``new``
+and ``back`` are answered.  A question that makes no sense is answered with ``error``.
+
+Order of the engine (``v1/engine/core.py::EngineCore.step_with_batch_queue``): outputs are processed in the order
+of their steps; at most ``concurrent_steps`` are in flight.  The caller keeps to that; ``schedule`` refuses one more.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import sys
+import traceback
+from collections import deque
+from typing import Any
+
+from impl.upstream import observe
+from spec.config import Config, ConfigError, Group, Kind
+
+logging.disable(logging.WARNING)  # before vLLM is imported: its own setting is not enough
+
+Plain = dict[str, Any]
+
+
+class Misuse(Exception):
+    """A question that cannot be asked now."""
+
+
+# What the managers did since the last question, in order.  One list a process: one scheduler is asked at a time.
+_LOG: list[Any] = []
+_KEYS: list[Any] = []  # the Hashes of the scheduler being asked, for naming keys when the log is read
+
+
+def _wrap(owner: type, name: str, note: Any) -> None:
+    """Let a method also append a line to the log; what it does and returns stays untouched."""
+    original = getattr(owner, name, None)
+    if original is None:  # this release has no such method
+        return
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return note(original, self, *args, **kwargs)
+
+    wrapped.__name__ = name
+    wrapped.__wrapped__ = original  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+def _listen() -> None:
+    """Wrap the handful of methods through which blocks, keys and chunks change hands."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    def ids(blocks: Any) -> list[int]:
+        return [block.block_id for block in blocks if not block.is_null]
+
+    def allocated(original: Any, pool: Any, count: int) -> Any:
+        blocks = original(pool, count)
+        if blocks:
+            _LOG.append(["allocate", ids(blocks)])
+        return blocks
+
+    def freed(original: Any, pool: Any, blocks: Any) -> Any:
+        blocks = list(blocks)
+        named = ids(blocks)
+        result = original(pool, blocks)
+        if named:
+            _LOG.append(["free", named])
+        return result
+
+    def touched(original: Any, pool: Any, blocks: Any) -> Any:
+        result = original(pool, blocks)
+        if named := ids(blocks):
+            _LOG.append(["touch", named])
+        return result
+
+    def published(original: Any, pool: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(pool, request, *args, **kwargs)
+        names = ("blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        first, end = given["num_cached_blocks"], given["num_full_blocks"]
+        if end > first:
+            blocks = [[b.block_id, b.block_hash] for b in given["blocks"][first:end] if not b.is_null]
+            _LOG.append(["publish", request.request_id, given["kv_cache_group_id"], first, blocks])
+        return result
+
+    def partial(original: Any, pool: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kw: Any) -> Any:
+        result = original(pool, request, block, num_tokens, *args, **kw)
+        _LOG.append(["publish_partial", request.request_id, block.block_id, num_tokens, result])
+        return result
+
+    def moved(original: Any, pool: Any, src_block: Any, dst_block: Any) -> Any:
+        result = original(pool, src_block, dst_block)
+        _LOG.append(["move_keys", src_block.block_id, dst_block.block_id])
+        return result
+
+    def hit(original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(manager, request, *args, **kwargs)
+        blocks = [[b.block_id for b in group] for group in result[0].blocks]
+        _LOG.append(["hit", request.request_id, result[1], blocks])
+        return result
+
+    def looked_up(original: Any, tier: Any, key: bytes, context: Any) -> Any:
+        result = original(tier, key, context)
+        _LOG.append(["lookup", key, result.name.lower() if hasattr(result, "name") else str(result)])
+        return result
+
+    def by_keys(verb: str) -> Any:
+        def noted(original: Any, tier: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+            keys = list(keys)
+            result = original(tier, keys, *args, **kwargs)
+            entry: list[Any] = [verb, list(keys)]
+            if verb == "prepare_store":
+                entry.append(None if result is None else list(result.keys_to_store))
+                entry.append([] if result is None else list(result.evicted_keys))
+            _LOG.append(entry)
+            return result
+
+        return noted
+
+    _wrap(BlockPool, "get_new_blocks", allocated)
+    _wrap(BlockPool, "free_blocks", freed)
+    _wrap(BlockPool, "touch", touched)
+    _wrap(BlockPool, "cache_full_blocks", published)
+    _wrap(BlockPool, "cache_partial_block", partial)
+    _wrap(BlockPool, "move_block_hashes", moved)
+    _wrap(KVCacheManager, "get_computed_blocks", hit)
+    _wrap(CPUOffloadingManager, "lookup", looked_up)
+    for verb in ("prepare_load", "complete_load", "prepare_store", "complete_store"):
+        _wrap(CPUOffloadingManager, verb, by_keys(verb))
+
+
+def _named(value: Any, key: Any) -> Any:
+    """Replace raw keys in a log entry by their names."""
+    if isinstance(value, bytes):
+        return key(value)
+    if isinstance(value, list):
+        return [_named(item, key) for item in value]
+    return value
+
+
+class Engine:
+    """One scheduler, its steps in flight, and what was last seen of it."""
+
+    def __init__(self, config: Config) -> None:
+        from impl.upstream.build import build
+
+        built = build(config)
+        self.config = config
+        self.scheduler = built.scheduler
+        self.hasher = built.hash_block
+        self.aggregator = built.aggregator
+        self.geometry = built.geometry
+        self.hashes = observe.Hashes(
+            built.geometry["hash_block_tokens"], built.geometry["hash_lookahead_tokens"]
+        )
+        self.in_flight: deque[tuple[int, Any]] = deque()
+        self.steps = 0
+        self.loads: dict[int, str] = {}  # asynchronous load -> request, until the last rank reported it
+        self.named: dict[str, tuple[Any, int]] = {}  # live requests and how many of their hashes have names
+        self.seen: observe.State = {}
+
+    def look(self) -> Plain:
+        """What changed since the last look."""
+        for name, (request, known) in list(self.named.items()):
+            count = self.hashes.learn(request, known)
+            if self.scheduler.requests.get(name) is request:
+                self.named[name] = (request, count)
+            else:
+                del self.named[name]
+        state = observe.observe(self.scheduler, self.hashes)
+        changed = observe.difference(self.seen, state)
+        self.seen = state
+        log = [_named(entry, self.hashes.key) for entry in _LOG]
+        _LOG.clear()
+        reply: Plain = {"changed": changed}
+        if log:
+            reply["log"] = log
+        if fresh := self.hashes.take_fresh():
+            reply["hashes"] = fresh
+        return reply
+
+    # ---- questions ------------------------------------------------------------------------------------------
+
+    def arrive(self, request: str, tokens: list[int], output_tokens: int) -> Plain:
+        """Enqueue a request: ``Scheduler.add_request``."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        if not tokens or output_tokens < 1 or len(tokens) + output_tokens > self.config.request_tokens:
+            raise Misuse(
+                f"{len(tokens)} prompt and {output_tokens} output tokens do not fit in request_tokens = "
+                f"{self.config.request_tokens}"
+            )
+        if self.scheduler.requests.get(request) is not None:
+            # add_request asserts "duplicate request id"; front ends make ids unique among live requests.
+            return {"busy": True}
+        made = Request(
+            request_id=request,
+            prompt_token_ids=list(tokens),
+            sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0),
+            pooling_params=None,
+            block_hasher=self.hasher,
+        )
+        self.scheduler.add_request(made)
+        self.named[request] = (made, 0)
+        return {}
+
+    def schedule(self) -> Plain:
+        """One ``Scheduler.schedule`` call; its output goes to the back of the steps in flight."""
+        if len(self.in_flight) >= self.geometry["concurrent_steps"]:
+            raise Misuse(f"{len(self.in_flight)} steps are in flight, the engine keeps no more: output one first")
+        manager = self.scheduler.kv_cache_manager
+        offers: Plain = {}
+        take = manager.take_boundary_state_offloads
+
+        def taken() -> Any:
+            result = take()
+            offers.update(result)
+            return result
+
+        manager.take_boundary_state_offloads = taken
+        try:
+            out = self.scheduler.schedule()
+        finally:
+            del manager.take_boundary_state_offloads
+        self.steps += 1
+        self.in_flight.append((self.steps, out))
+        requests = self.scheduler.requests
+        samples = [name for name in out.num_scheduled_tokens if not requests[name].is_prefill_chunk]
+        plain = observe.scheduled(out, offers, samples)
+        for load in plain["loads"]:
+            if not load["sync"]:
+                self.loads[load["job"]] = load["request"]
+        return {"step": self.steps, "out": plain}
+
+    def _reports(self, reports: dict[str, list[int]], failed: list[str]) -> list[Any]:
+        """What each rank's connector tells its executor; ``OffloadingConnectorWorker.get_finished`` in short."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+        from vllm.v1.outputs import KVConnectorOutput
+
+        outputs: list[Any] = [None] * self.config.ranks
+        for rank, jobs in reports.items():
+            if not 0 <= int(rank) < self.config.ranks:
+                raise Misuse(f"rank {rank} of {self.config.ranks}")
+            loaded = {self.loads[number] for number in jobs if number in self.loads}
+            outputs[int(rank)] = KVConnectorOutput(
+                finished_recving=loaded or None,
+                failed_recving=set(failed) & loaded,
+                kv_connector_worker_meta=OffloadingWorkerMetadata(
+                    completed_jobs=dict.fromkeys(jobs, 1)
+                ),
+            )
+        return outputs
+
+    def _runner_output(
+        self, names: list[str], sampled: dict[str, list[int]], reports: dict[str, list[int]], failed: list[str]
+    ) -> Any:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        def made(connector_output: Any, tokens: bool) -> Any:
+            return ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[list(sampled.get(name, ())) for name in names] if tokens else [],
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+                kv_connector_output=connector_output,
+            )
+
+        if self.aggregator is None:
+            if reports:
+                raise Misuse("there is no offload, hence no job to report")
+            return made(None, True)
+        per_rank = [made(out, rank == 0) for rank, out in enumerate(self._reports(reports, failed))]
+        return self.aggregator.aggregate(per_rank, output_rank=0)
+
+    def _process(self, out: Any, runner_output: Any) -> Plain:
+        emitted: Plain = {}
+        finished: Plain = {}
+        for outputs in self.scheduler.update_from_output(out, runner_output).values():
+            for entry in outputs.outputs:
+                emitted[entry.request_id] = list(entry.new_token_ids)
+                if entry.finish_reason is not None:
+                    finished[entry.request_id] = str(entry.finish_reason)
+        if self.scheduler.connector is not None:
+            pending = self.scheduler.connector.connector_scheduler._jobs
+            self.loads = {number: name for number, name in self.loads.items() if number in pending}
+        return {"emitted": emitted, "finished": finished}
+
+    def output(
+        self,
+        sampled: dict[str, list[int]] | None = None,
+        drafts: dict[str, list[int]] | None = None,
+        reports: dict[str, list[int]] | None = None,
+        failed: list[str] | None = None,
+    ) -> Plain:
+        """Process the oldest step in flight: ``update_from_output``, then the drafts for the next step.
+
+        ``sampled`` holds, for each request that samples, its accepted drafts and one more token.  ``drafts`` is
+        for the synchronous scheduler (``EngineCore.post_step``); an asynchronous one makes placeholders itself.
+        """
+        if not self.in_flight:
+            raise Misuse("no step is in flight")
+        step, out = self.in_flight.popleft()
+        sampled = sampled or {}
+        strange = sorted(set(sampled) - set(out.num_scheduled_tokens))
+        if strange:
+            raise Misuse(f"step {step} did not schedule {', '.join(strange)}")
+        names = list(out.num_scheduled_tokens)
+        reply = self._process(out, self._runner_output(names, sampled, reports or {}, failed or []))
+        if drafts and not self.config.async_scheduling:
+            from vllm.v1.outputs import DraftTokenIds
+
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(list(drafts), [list(tokens) for tokens in drafts.values()])
+            )
+        return {"step": step, **reply}
+
+    def report(self, reports: dict[str, list[int]], failed: list[str] | None = None) -> Plain:
+        """Reports that ride on an output without requests (``no_forward`` steps)."""
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        self._process(SchedulerOutput.make_empty(), self._runner_output([], {}, reports, failed or []))
+        return {}
+
+    def abort(self, request: str) -> Plain:
+        """The client went away: ``finish_requests(FINISHED_ABORTED)``."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(request, RequestStatus.FINISHED_ABORTED)
+        return {}
+
+    def reset(self, running: bool = False, tier: bool = False) -> Plain:
+        """``reset_prefix_cache``, optionally preempting what runs and clearing the tier.
+
+        It raises by design, with every request preempted and nothing half updated, when blocks of preempted
+        requests are still held (by a load, or by the deferred free of a step in flight): answered as ``raised``.
+        """
+        try:
+            done = self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=tier)
+        except RuntimeError as error:
+            if not str(error).startswith("Failed to reset KV cache"):
+                raise
+            return {"done": False, "raised": str(error)}
+        return {"done": bool(done)}
+
+    def pending(self) -> Plain:
+        """Would the engine core call ``schedule`` again?"""
+        return {"requests": bool(self.scheduler.requests), "work": bool(self.scheduler.has_requests())}
+
+    def state(self) -> Plain:
+        """Everything observed, afresh."""
+        return {"state": observe.observe(self.scheduler, self.hashes)}
+
+
+QUESTIONS = ("arrive", "schedule", "output", "report", "abort", "reset", "state", "pending")
+
+
+def config_from_plain(fields: Plain) -> Config:
+    """The inverse of ``dataclasses.asdict`` for a ``Config``."""
+    plain = dict(fields)
+    plain["groups"] = tuple(Group(**{**group, "kind": Kind(group["kind"])}) for group in plain["groups"])
+    plain["source"] = tuple(tuple(line) for line in plain.get("source", ()))
+    return Config(**plain)
+
+
+def crash_of(error: BaseException) -> Plain | None:
+    """The verdict for an exception that came out of vLLM; ``None`` if this package raised it."""
+    import vllm
+
+    tree = os.path.dirname(os.path.abspath(vllm.__file__))
+    here = os.path.dirname(os.path.abspath(__file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename.startswith(tree + os.sep)]
+    if not inside or frames[-1].filename.startswith(here + os.sep):
+        return None
+    places = [f"vllm{frame.filename[len(tree) :]}::{frame.name}:{frame.lineno}" for frame in inside]
+    return {"type": type(error).__name__, "message": str(error), "at": places[-1], "stack": places}
+
+
+class Server:
+    """Holds the engine that is being asked, and the copies put aside."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.crashed = False
+        self.forks: dict[str, Engine] = {}
+
+    def answer(self, question: Plain) -> Plain:
+        """One question, one reply; never raises for what vLLM does."""
+        ask = question.get("ask")
+        arguments = {name: value for name, value in question.items() if name != "ask"}
+        try:
+            match ask:
+                case "new":
+                    _LOG.clear()
+                    self.engine, self.crashed = None, False
+                    engine = Engine(config_from_plain(arguments["config"]))
+                    self.engine = engine
+                    return {"geometry": engine.geometry, "state": engine.look()["changed"]}
+                case "back":
+                    if arguments["name"] not in self.forks:
+                        raise Misuse(f"no copy is called {arguments['name']}")
+                    self.engine, self.crashed = copy.deepcopy(self.forks[arguments["name"]]), False
+                    return {}
+            if self.engine is None or self.crashed:
+                raise Misuse("there is no scheduler, or it crashed: ask new or back")
+            if ask == "fork":
+                self.forks[arguments["name"]] = copy.deepcopy(self.engine)
+                return {}
+            if ask not in QUESTIONS:
+                raise Misuse(f"unknown question {ask!r}; known: new, back, fork, {', '.join(QUESTIONS)}")
+            reply: Plain = getattr(self.engine, ask)(**arguments)
+            return reply if ask in ("state", "pending") else {**reply, **self.engine.look()}
+        except (Misuse, ConfigError) as error:
+            return {"error": str(error)}
+        except (TypeError, KeyError, ValueError) as error:
+            crash = crash_of(error)
+            if crash is None:
+                return {"error": f"{type(error).__name__}: {error}"}
+            return self._crashed(crash)
+        except Exception as error:
+            crash = crash_of(error)
+            if crash is None:
+                raise
+            return self._crashed(crash)
+
+    def _crashed(self, crash: Plain) -> Plain:
+        self.crashed = True
+        entries = [_named(entry, self.engine.hashes.key) for entry in _LOG] if self.engine else []
+        _LOG.clear()
+        return {"crash": crash, "log": entries}
+
+
+def main() -> None:
+    """Answer lines from standard input until it ends.  vLLM logs to standard output, hence a private copy of it."""
+    import msgspec
+
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _listen()
+    server = Server()
+    encode = msgspec.json.Encoder().encode
+    decode = msgspec.json.Decoder().decode
+    for line in sys.stdin.buffer:
+        asked = decode(line)
+        reply = [server.answer(one) for one in asked] if isinstance(asked, list) else server.answer(asked)
+        replies.write(encode(reply) + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
