@@ -293,16 +293,17 @@ def aligned_split(
     if start >= prefill_end:
         return scheduled
     end = aligned_chunk_end(start, start + scheduled, prefill_end, block, step_limit)
-    first = end
+    if end <= start:
+        return 0
+    if junction > start and junction < end:
+        end = stop_inside(start, end, junction_stop(start, junction, block))
     if not exports:
         if floormod(start, block) != 0:
-            first = min(first, stop_inside(start, end, next_boundary(start, block)))
-        first = min(first, stop_inside(start, end, last))
+            end = min(end, next_boundary(start, block))
+        end = stop_inside(start, end, last)
         if tail > last:
-            first = min(first, stop_inside(start, end, tail))
-    if junction > start and junction < end:
-        first = min(first, stop_inside(start, end, junction_stop(start, junction, block)))
-    return max(first - start, 0)
+            end = stop_inside(start, end, tail)
+    return end - start
 
 
 @domain(known=NATURAL, computed=NATURAL, scheduled=NATURAL, prefill_lookahead=NATURAL)
