@@ -1,7 +1,8 @@
 """From a claim to a verdict.
 
-1. The hypotheses are shown satisfiable by an instance that Python evaluates (an empty domain proves anything).
-2. The claim is run symbolically.  Each path contributes: conditions and hypotheses hold, and the claim does not,
+1. The hypotheses are shown satisfiable by an instance that Python evaluates (an empty domain proves
+anything). 2. The claim is run symbolically.  Each path contributes: conditions and hypotheses hold, and the
+claim does not,
    or a divisor is not positive.  The disjunction of these goes to the solver with every product of symbols as
    one opaque unknown, next to the instances of proved lemmas.  Unsatisfiable: proved, since forgetting what a
    product means only makes a counterexample easier to find.
@@ -320,6 +321,8 @@ class ClaimResult:
     seconds: float
     lemmas: tuple[str, ...] = ()
     paths: int = 0
+    products: Literal["opaque", "real"] | None = None
+    """How the deciding script saw products of symbols."""
     instance: dict[str, int] | None = None
     counterexample: dict[str, int] | None = None
     reason: str = ""
@@ -399,7 +402,7 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
     answer = settings.solver.check(owed.script(real_products=False), left, settings.seed)
     if answer.status == "unsat":
         _write(settings, label, "unsat", owed.script(real_products=True))
-        return result("proved", **common)
+        return result("proved", products="opaque", **common)
     point = None
     for limit_s in (FIRST_TRY_S, settings.timeout_s):
         left = min(limit_s, deadline - time.perf_counter())
@@ -407,7 +410,7 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
             answer = settings.solver.check(owed.script(real_products=True), left, settings.seed)
         if answer.status == "unsat":
             _write(settings, label, "unsat", owed.script(real_products=True))
-            return result("proved", **common)
+            return result("proved", products="real", **common)
         point = smallest_counterexample(claim, SEARCH_BUDGET, deadline)
         if point is not None or answer.status == "sat":
             break

@@ -5,7 +5,6 @@ unknown. `monotone` is instantiated by the engine for each pair of quotients wit
 others where a claim's hints name them.
 """
 
-from spec.prove.symbolic import both
 from spec.prove.theorem import Claim, Hypothesis, Lemma, Symbol
 
 _u = Symbol("u", None, "an integer")
@@ -61,7 +60,29 @@ ordered = Lemma(
     Claim(
         "ordered quotient",
         (Symbol("x", None, "an integer"), Symbol("y", None, "an integer"), _c),
-        lambda x, y, c: both(x // c <= y // c),
+        lambda x, y, c: x // c <= y // c,
         (Hypothesis("x <= y", lambda x, y: x <= y),),
+    )
+)
+
+covering = Lemma(
+    Claim(
+        "covering quotient",
+        (Symbol("x", None, "an integer"), Symbol("b", 1, "inner divisor"), Symbol("k", 1, "outer divisor")),
+        lambda x, b, k: x // (b * k) <= -(-x // b) // k,
+        (),
+        lambda x, b, k: (
+            monotone(-(-x // b), x // (b * k) * k, b),
+            monotone(-(-x // b) // k, x // (b * k), k),
+        ),
+    )
+)
+
+congruent = Lemma(
+    Claim(
+        "equal factors",
+        (_u, _v, Symbol("w", None, "an integer")),
+        lambda u, v, w: u * w == v * w,
+        (Hypothesis("u = v", lambda u, v: u == v),),
     )
 )
