@@ -1,8 +1,8 @@
 """From a configuration to vLLM's own objects: the only module that knows constructors and their signatures.
 
 Runs inside the child process (:mod:`impl.upstream.driver`), on a machine without a GPU.  No model is loaded:
-the cache groups are handed to the scheduler directly, as ``v1/engine/core.py::EngineCore._initialize_kv_caches``
-does after it has asked the workers for them.
+the cache groups are handed to the scheduler directly, as
+``v1/engine/core.py::EngineCore._initialize_kv_caches`` does after it has asked the workers for them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Built:
 
 
 def accepted(call: Callable[..., Any], **kwargs: Any) -> Any:
-    """Call with those keywords that this release's signature knows; the rest did not exist yet, or no longer."""
+    """Call with those keywords that this release's signature knows; the others do not exist in it."""
     parameters = inspect.signature(call).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return call(**kwargs)
@@ -80,8 +80,9 @@ def refuse_inconsistent(config: Config, lookahead_hashes: bool) -> None:
             )
     if (config.tail_drop or config.hash_lookahead_tokens) and not lookahead_tokens:
         raise ConfigError(
-            f"tail_drop = {config.tail_drop} and hash_lookahead_tokens = {config.hash_lookahead_tokens} need a "
-            f"drafter that keeps a cache: drafts = {config.drafts}, draft_modules = {config.draft_modules}"
+            f"tail_drop = {config.tail_drop}, hash_lookahead_tokens = {config.hash_lookahead_tokens}: these "
+            f"need a drafter that keeps a cache; drafts = {config.drafts}, "
+            f"draft_modules = {config.draft_modules}"
         )
     if config.hash_lookahead_tokens:
         if config.tail_drop:
@@ -180,9 +181,7 @@ def _cache_config(config: Config) -> Any:
     tensor = accepted(
         kv.KVCacheTensor, size=size, layers=layers, layer_stride=_BLOCK_BYTES, block_stride=_BLOCK_BYTES
     )
-    return kv.KVCacheConfig(
-        num_blocks=config.pool_blocks, kv_cache_tensors=[tensor], kv_cache_groups=groups
-    )
+    return kv.KVCacheConfig(num_blocks=config.pool_blocks, kv_cache_tensors=[tensor], kv_cache_groups=groups)
 
 
 _MODEL_CONFIG: dict[int, Any] = {}

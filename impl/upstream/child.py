@@ -1,8 +1,8 @@
 """The handle on a process that runs one release: one JSON line a question, one a reply.
 
 A process of its own because two releases do not fit into one interpreter, because a wrong address in a kernel
-is a segmentation fault, and because vLLM's packages stay out of this project's environment.  The questions are
-those of :mod:`impl.upstream.driver`.
+is a segmentation fault, and because vLLM's packages stay out of this project's environment.  The questions
+are those of :mod:`impl.upstream.driver`.
 """
 
 from __future__ import annotations

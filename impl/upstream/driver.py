@@ -1,31 +1,34 @@
 """Inside the child process: answers questions about one scheduler, one JSON line each way.
 
-Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`observe.difference` says), ``hashes``
-(prefixes named for the first time) and ``log`` (what the managers did, in order):
+Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`observe.difference` says),
+``hashes`` (prefixes named for the first time) and ``log`` (what the managers did, in order):
 
-=========== =============================================== =====================================================
-``ask``      takes                                           answers
-=========== =============================================== =====================================================
-``new``      ``config``: the fields of a ``Config``          ``geometry``, and ``state`` in place of ``changed``
-``arrive``   ``request``, ``tokens``, ``output_tokens``      ``busy`` if the scheduler still holds that id
-``schedule`` -                                               ``step``: a number; ``out``: :func:`observe.scheduled`
-``output``   ``sampled`` {request: tokens}, ``drafts``,      ``step``: the oldest one not yet processed; ``emitted``
-             ``reports`` {rank: jobs}, ``failed``            {request: tokens}, ``finished`` {request: reason}
-``report``   ``reports``, ``failed``                         -: an output without a step
-``abort``    ``request``                                     -
-``reset``    ``running``, ``tier``: booleans                 ``done``; ``raised``: its message if it refused
-``state``    -                                               ``state``
-``pending``  -                                               ``requests``, ``work``: would an engine go on stepping?
-``fork``     ``name``                                        -: keep a copy of everything under a name
-``back``     ``name``                                        -: continue from such a copy, which stays
-=========== =============================================== =====================================================
+============ ===================================== ===================================================
+``ask``      takes                                 answers
+============ ===================================== ===================================================
+``new``      ``config``: the fields of a Config    ``geometry``; ``state`` in place of ``changed``
+``arrive``   ``request``, ``tokens``,              ``busy`` if the scheduler still holds that id
+             ``output_tokens``
+``schedule`` -                                     ``step``: its number; ``out``: observe.scheduled
+``output``   ``sampled`` {request: tokens},        ``step``: the oldest one in flight; ``emitted``
+             ``drafts`` {request: tokens},         {request: tokens}; ``finished`` {request: reason}
+             ``reports`` {rank: jobs}, ``failed``
+``report``   ``reports``, ``failed``               -: an output without a step
+``abort``    ``request``                           -
+``reset``    ``running``, ``tier``: booleans       ``done``; ``raised``: its message if it refused
+``state``    -                                     ``state``
+``pending``  -                                     ``requests``, ``work``: would an engine go on stepping?
+``fork``     ``name``                              -: keep a copy of everything under a name
+``back``     ``name``                              -: continue from such a copy, which stays
+============ ===================================== ===================================================
 
 A line may hold a list of questions; the reply is then the list of answers.  Any exception inside vLLM is an
-answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is then half updated and only ``new``
-and ``back`` are answered.  A question that makes no sense is answered with ``error``.
+answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is then half updated and only
+``new`` and ``back`` are answered.  A question that makes no sense is answered with ``error``.
 
-Order of the engine (``v1/engine/core.py::EngineCore.step_with_batch_queue``): outputs are processed in the order
-of their steps; at most ``concurrent_steps`` are in flight.  The caller keeps to that; ``schedule`` refuses one more.
+Order of the engine (``v1/engine/core.py::EngineCore.step_with_batch_queue``): outputs are processed in the
+order of their steps; at most ``concurrent_steps`` are in flight.  The caller keeps to that; ``schedule``
+refuses one more.
 """
 
 from __future__ import annotations
@@ -41,8 +44,6 @@ from typing import Any
 from impl.upstream import observe
 from spec.config import Config, ConfigError, Group, Kind
 
-logging.disable(logging.WARNING)  # before vLLM is imported: its own setting is not enough
-
 Plain = dict[str, Any]
 
 
@@ -50,9 +51,8 @@ class Misuse(Exception):
     """A question that cannot be asked now."""
 
 
-# What the managers did since the last question, in order.  One list a process: one scheduler is asked at a time.
+# What the managers did since the last question, in order.  One scheduler a process is asked at a time.
 _LOG: list[Any] = []
-_KEYS: list[Any] = []  # the Hashes of the scheduler being asked, for naming keys when the log is read
 
 
 def _wrap(owner: type, name: str, note: Any) -> None:
@@ -108,7 +108,9 @@ def _listen() -> None:
             _LOG.append(["publish", request.request_id, given["kv_cache_group_id"], first, blocks])
         return result
 
-    def partial(original: Any, pool: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kw: Any) -> Any:
+    def partial(
+        original: Any, pool: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kw: Any
+    ) -> Any:
         result = original(pool, request, block, num_tokens, *args, **kw)
         _LOG.append(["publish_partial", request.request_id, block.block_id, num_tokens, result])
         return result
@@ -204,7 +206,8 @@ class Engine:
             reply["hashes"] = fresh
         return reply
 
-    # ---- questions ------------------------------------------------------------------------------------------
+    # ---- questions
+    # ------------------------------------------------------------------------------------------
 
     def arrive(self, request: str, tokens: list[int], output_tokens: int) -> Plain:
         """Enqueue a request: ``Scheduler.add_request``."""
@@ -233,7 +236,9 @@ class Engine:
     def schedule(self) -> Plain:
         """One ``Scheduler.schedule`` call; its output goes to the back of the steps in flight."""
         if len(self.in_flight) >= self.geometry["concurrent_steps"]:
-            raise Misuse(f"{len(self.in_flight)} steps are in flight, the engine keeps no more: output one first")
+            raise Misuse(
+                f"{len(self.in_flight)} steps are in flight, the engine keeps no more: output one first"
+            )
         manager = self.scheduler.kv_cache_manager
         offers: Plain = {}
         take = manager.take_boundary_state_offloads
@@ -253,13 +258,17 @@ class Engine:
         requests = self.scheduler.requests
         samples = [name for name in out.num_scheduled_tokens if not requests[name].is_prefill_chunk]
         plain = observe.scheduled(out, offers, samples)
+        # Drafts of a request that joins in this step are padding, -1 on the worker too: none is accepted.
+        joins = {entry["request"] for entry in plain["new"]}
+        joins.update(entry["request"] for entry in plain["cached"] if entry["resumed"])
+        plain["padded"] = sorted(joins & set(plain["drafts"]))
         for load in plain["loads"]:
             if not load["sync"]:
                 self.loads[load["job"]] = load["request"]
         return {"step": self.steps, "out": plain}
 
     def _reports(self, reports: dict[str, list[int]], failed: list[str]) -> list[Any]:
-        """What each rank's connector tells its executor; ``OffloadingConnectorWorker.get_finished`` in short."""
+        """What each rank's connector reports (``OffloadingConnectorWorker.get_finished``)."""
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
         from vllm.v1.outputs import KVConnectorOutput
 
@@ -271,14 +280,16 @@ class Engine:
             outputs[int(rank)] = KVConnectorOutput(
                 finished_recving=loaded or None,
                 failed_recving=set(failed) & loaded,
-                kv_connector_worker_meta=OffloadingWorkerMetadata(
-                    completed_jobs=dict.fromkeys(jobs, 1)
-                ),
+                kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(jobs, 1)),
             )
         return outputs
 
     def _runner_output(
-        self, names: list[str], sampled: dict[str, list[int]], reports: dict[str, list[int]], failed: list[str]
+        self,
+        names: list[str],
+        sampled: dict[str, list[int]],
+        reports: dict[str, list[int]],
+        failed: list[str],
     ) -> Any:
         from vllm.v1.outputs import ModelRunnerOutput
 
@@ -322,8 +333,9 @@ class Engine:
     ) -> Plain:
         """Process the oldest step in flight: ``update_from_output``, then the drafts for the next step.
 
-        ``sampled`` holds, for each request that samples, its accepted drafts and one more token.  ``drafts`` is
-        for the synchronous scheduler (``EngineCore.post_step``); an asynchronous one makes placeholders itself.
+        ``sampled`` holds, for each request that samples, its accepted drafts and one more token.
+        ``drafts`` is for the synchronous scheduler (``EngineCore.post_step``); an asynchronous one makes
+        placeholders itself.
         """
         if not self.in_flight:
             raise Misuse("no step is in flight")
@@ -360,7 +372,8 @@ class Engine:
         """``reset_prefix_cache``, optionally preempting what runs and clearing the tier.
 
         It raises by design, with every request preempted and nothing half updated, when blocks of preempted
-        requests are still held (by a load, or by the deferred free of a step in flight): answered as ``raised``.
+        requests are still held (by a load, or by the deferred free of a step in flight): answered as
+        ``raised``.
         """
         try:
             done = self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=tier)
@@ -459,9 +472,12 @@ class Server:
 
 
 def main() -> None:
-    """Answer lines from standard input until it ends.  vLLM logs to standard output, hence a private copy of it."""
+    """Answer lines from standard input until it ends.  vLLM logs to standard output, hence a private copy of
+    it.
+    """
     import msgspec
 
+    logging.disable(logging.WARNING)  # before vLLM is imported: its own setting is not enough
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _listen()

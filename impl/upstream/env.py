@@ -8,9 +8,9 @@ The cache is ``$HYBRID_KV_CACHE``, else ``$XDG_CACHE_HOME/hybrid-kv``, else ``~/
     releases/<release>/    ``vllm`` and its dist-info, installed from the source archive with target "empty"
     vllm/<release>/        vLLM's own cache (``VLLM_CACHE_ROOT``)
 
-The source archive carries the whole Python part; with target "empty" nothing is compiled and no CUDA library is
-needed.  Everything is built under a temporary name and renamed when complete, so that an interrupted fetch leaves
-nothing that looks finished; the next one continues with the stage that was missing.
+The source archive carries the whole Python part; with target "empty" nothing is compiled and no CUDA library
+is needed.  Everything is built under a temporary name and renamed when complete, so that an interrupted fetch
+leaves nothing that looks finished; the next one continues with the stage that was missing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def prepared(release: str) -> Prepared:
 
 
 def prepared_tree(tree: Tree) -> Prepared:
-    """An unpacked release or checkout (:func:`releases.recognise`) with the environment of the fetched ones."""
+    """An unpacked release or checkout (:func:`releases.recognise`) in the fetched environment."""
     environment = _environment()
     if not environment.is_dir():
         raise Unavailable(
@@ -217,7 +217,7 @@ def variables(use: Prepared) -> dict[str, str]:
         # Not sys.path alone: vLLM inspects a model class in a subprocess of its own.
         "PYTHONPATH": os.pathsep.join((str(use.tree.directory), *_metadata(use), str(repository))),
         "PYTHONHASHSEED": "0",  # sets are iterated: without it the same run differs from process to process
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": str(use.cache / "pyc"),  # nothing is written into a checkout
         "VLLM_CACHE_ROOT": str(use.cache),
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_NO_USAGE_STATS": "1",

@@ -52,7 +52,7 @@ class Hashes:
         return len(hashes)
 
     def key(self, raw: bytes) -> str:
-        """``"group:hash"`` for a key of the pool or the tier; hash 0 is one that no live request has shown."""
+        """``"group:hash"`` for a key of the pool or the tier; hash 0 if no live request has shown it."""
         name = self._names.get(raw)
         if name is None:
             group = int.from_bytes(raw[-GROUP_BYTES:], "big", signed=False)
@@ -187,7 +187,9 @@ def observe(scheduler: Any, hashes: Hashes) -> State:
     skipped = getattr(scheduler, "skipped_waiting", ())
     state["queues"] = {
         "running": [request.request_id for request in scheduler.running],
-        "waiting": [request.request_id for queue in (holding, skipped, scheduler.waiting) for request in queue],
+        "waiting": [
+            request.request_id for queue in (holding, skipped, scheduler.waiting) for request in queue
+        ],
         "finished": sorted(scheduler.finished_req_ids),
         "loaded": sorted(scheduler.finished_recving_kv_req_ids),
     }
@@ -218,7 +220,7 @@ def difference(before: State, after: State) -> State:
 
 
 def apply(state: State, changed: State) -> None:
-    """Bring an observation up to date with a difference, in place (the reader's half of :func:`difference`)."""
+    """Bring an observation up to date with a :func:`difference`, in place."""
     for part, names in changed.items():
         target = state.setdefault(part, {})
         for name, value in names.items():
@@ -231,8 +233,9 @@ def apply(state: State, changed: State) -> None:
 def job(metadata: Any, number: int, key: Callable[[Any], str] | None = None) -> Plain:
     """One transfer as the worker receives it: GPU blocks by group and CPU chunks.
 
-    ``blocks`` lists the GPU blocks of each group, ``first_column`` the column of each group's first block: the
-    block at column j goes to sub-slot ``j % blocks_per_chunk`` of its chunk (``kv_offload/cpu/gpu_worker.py``).
+    ``blocks`` lists the GPU blocks of each group, ``first_column`` the column of each group's first block:
+    the block at column j goes to sub-slot ``j % blocks_per_chunk`` of its chunk
+    (``kv_offload/cpu/gpu_worker.py``).
     """
     source, target = metadata.src_spec, metadata.dst_spec
     store = hasattr(source, "group_sizes")
@@ -283,6 +286,7 @@ def scheduled(output: Any, offers: Mapping[str, Any], samples: list[str]) -> Pla
         "tokens": dict(output.num_scheduled_tokens),
         "drafts": {name: list(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()},
         "samples": samples,
+        "skip_drafts": bool(getattr(output, "skip_drafts", False)),
         "finished": sorted(output.finished_req_ids),
         "preempted": sorted(output.preempted_req_ids or ()),
         "zero": list(output.new_block_ids_to_zero or ()),

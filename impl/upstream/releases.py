@@ -24,7 +24,8 @@ SIGNATURES = Path(__file__).with_name("signatures.json")
 
 _OFFLOAD = "distributed/kv_transfer/kv_connector/v1/offloading"
 
-# What the adapter constructs, calls, wraps or reads: path -> "Class" (its fields), "Class.method" or "function".
+# What the adapter constructs, calls, wraps or reads: path -> "Class" (its fields), "Class.method" or
+# "function".
 READ = {
     "v1/core/sched/scheduler.py": (
         "Scheduler.__init__",
@@ -43,7 +44,11 @@ READ = {
         "KVCacheManager.get_computed_blocks",
         "KVCacheManager.take_boundary_state_offloads",
     ),
-    "v1/core/kv_cache_utils.py": ("get_request_block_hasher", "resolve_kv_cache_block_sizes", "init_none_hash"),
+    "v1/core/kv_cache_utils.py": (
+        "get_request_block_hasher",
+        "resolve_kv_cache_block_sizes",
+        "init_none_hash",
+    ),
     "v1/core/block_pool.py": (
         "BlockPool.get_new_blocks",
         "BlockPool.free_blocks",
@@ -122,7 +127,9 @@ def require_known(release: str) -> str:
     return release
 
 
-def _definition(module: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _definition(
+    module: ast.Module, name: str
+) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | None:
     body: list[ast.stmt] = module.body
     found: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | None = None
     for part in name.split("."):
@@ -130,7 +137,8 @@ def _definition(module: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef
             (
                 node
                 for node in body
-                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name == part
             ),
             None,
         )
@@ -191,7 +199,11 @@ def _stated_version(package: Path) -> str | None:
         if match:
             return match[1]
     version = package / "_version.py"
-    match = re.search(r"^(?:__version__|version)\b.*?['\"]([^'\"+]+)", version.read_text(), re.M) if version.exists() else None
+    match = (
+        re.search(r"^(?:__version__|version)\b.*?['\"]([^'\"+]+)", version.read_text(), re.M)
+        if version.exists()
+        else None
+    )
     return match[1] if match else None
 
 
