@@ -1,0 +1,95 @@
+"""The vocabulary of a run: choices, decisions and effects.  A run is determined by (configuration, policy, choices).
+
+* **choices** are the adversary's: what arrives, how many drafts agree, which stream advances, which rank reports.
+  They name things by names that the adversary picked (``r1``) or by role (*the oldest unreported store of* ``r1``),
+  never by counters, so that a run with choices deleted keeps its meaning.
+* **decisions** are the policy's: each answer is a list of them, in the order in which they were taken.
+* **effects** are the world's: what an operation did to memory when it ran.
+
+An event is a tuple ``(kind, field, ...)``; :data:`SCHEMA` gives the category and the field names of each kind, for the
+trace file, the renderer and the tests.  Fields: ``u`` a request incarnation (``UserId``: name and count of lives),
+``g`` a group index, ``col`` a logical column, ``b`` a block id, ``j`` a job id, ``s`` a batch slot, ``r`` a rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Event = tuple[Any, ...]
+
+CHOICE, DECISION, EFFECT = "choice", "decision", "effect"
+
+#: kind -> (category, field names, one line of meaning)
+SCHEMA: dict[str, tuple[str, tuple[str, ...], str]] = {
+    # -- choices -----------------------------------------------------------------------------------------------
+    "arrive": (CHOICE, ("name", "family", "prompt", "outputs"), "a client sends a request; a live name is refused"),
+    "accept": (CHOICE, ("name", "drafts"), "from now on this many leading drafts of the request are right"),
+    "abort": (CHOICE, ("name",), "the client goes away"),
+    "reset": (CHOICE, ("scope",), "prefix caches are cleared: 'local' keeps the host tier, 'all' clears it too"),
+    "schedule": (CHOICE, (), "the engine asks for the next step and hands it to every rank"),
+    "output": (CHOICE, (), "the engine processes the oldest step's sampled tokens"),
+    "run": (CHOICE, ("rank", "stream", "ops"), "a stream executes its next operations (0: until it blocks)"),
+    "report": (CHOICE, ("name", "way", "rank"), "a rank reports its oldest finished, unreported transfer"),
+    "fail": (CHOICE, ("name", "way", "rank"), "a rank reports that transfer as failed"),
+    "drain": (CHOICE, (), "everything in flight completes: streams, reports, outputs; nothing is scheduled"),
+    # -- decisions: ownership ----------------------------------------------------------------------------------
+    "alloc": (DECISION, ("u", "g", "col", "b"), "a free block becomes the request's column"),
+    "adopt": (DECISION, ("u", "g", "col", "b"), "a published block becomes the request's column (a hit)"),
+    "move": (DECISION, ("u", "g", "col", "to", "b"), "a scratch block is relocated; its old column is null"),
+    "drop": (DECISION, ("u", "g", "col", "b"), "the request gives its column up"),
+    "publish": (DECISION, ("u", "g", "b", "n", "prefix"), "the block goes under the key of the n-token prefix"),
+    "evict": (DECISION, ("b",), "the block's key is forgotten"),
+    "copy": (DECISION, ("src", "dst", "g"), "copy-on-write: the step copies src to dst before its forward"),
+    "zero": (DECISION, ("b", "g"), "the step zeroes a fresh block before its forward"),
+    # -- decisions: requests and steps -------------------------------------------------------------------------
+    "enqueue": (DECISION, ("u", "tokens"), "the request waits"),
+    "hit": (DECISION, ("u", "local", "total"), "admission found this many tokens, locally and in all"),
+    "defer": (DECISION, ("u", "why"), "admission is put off to a later step"),
+    "start": (DECISION, ("u", "computed"), "the request runs, this many tokens being in place"),
+    "row": (DECISION, ("u", "c", "q", "d"), "the step computes q tokens from position c, the last d being drafts"),
+    "preempt": (DECISION, ("u",), "the request goes back to waiting and starts over"),
+    "tokens": (DECISION, ("u", "step", "new", "computed"), "an output is processed"),
+    "finish": (DECISION, ("u", "why"), "the request has all its tokens, or was aborted"),
+    "step": (DECISION, ("step",), "the step is handed to the ranks"),
+    "done": (DECISION, ("step",), "the step's output has been processed"),
+    # -- decisions: offload ------------------------------------------------------------------------------------
+    "look": (DECISION, ("u", "g", "chunk", "n", "prefix"), "lookup saw this chunk present"),
+    "job": (DECISION, ("j", "way", "u", "chunks"), "a transfer is created; it fences its device blocks"),
+    "flush": (DECISION, ("j",), "the step waits for this store before it overwrites"),
+    "unfence": (DECISION, ("j", "r"), "a rank's report was taken; the last one clears the fences"),
+    "tier": (DECISION, ("g", "n", "prefix", "place", "state"), "a host chunk: writing, ready, reading, gone"),
+    # -- effects -----------------------------------------------------------------------------------------------
+    "take": (EFFECT, ("r", "s", "u"), "a request enters a batch slot"),
+    "leave": (EFFECT, ("r", "s"), "a request leaves its batch slot"),
+    "exec": (EFFECT, ("r", "stream", "op"), "an operation ran"),
+    "write": (EFFECT, ("r", "b", "g", "cells"), "bytes were written"),
+    "read": (EFFECT, ("r", "u", "g", "upto"), "a forward read the request's history"),
+    "begin": (EFFECT, ("r", "j", "way"), "a transfer took its snapshot; its targets are torn"),
+    "end": (EFFECT, ("r", "j", "way", "torn"), "a transfer delivered"),
+    "sample": (EFFECT, ("u", "step", "accepted"), "the last stage verified this many tokens"),
+    "breach": (EFFECT, ("rule", "kind", "text"), "an invariant broke"),
+}
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """One trace line's fields: kind first, then the fields by name."""
+    kind = event[0]
+    return {"kind": kind, **dict(zip(SCHEMA[kind][1], event[1:], strict=True))}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def from_record(record: dict[str, Any]) -> Event:
+    """The event of a trace line.  Raises ``ValueError`` naming what was expected."""
+    kind = record.get("kind")
+    if kind not in SCHEMA:
+        raise ValueError(f"unknown kind {kind!r}; expected one of {', '.join(SCHEMA)}")
+    names = SCHEMA[kind][1]
+    missing = [name for name in names if name not in record]
+    surplus = [name for name in record if name not in (*names, "kind", "at")]
+    if missing or surplus:
+        wrong = f"lacks {missing[0]!r}" if missing else f"has an unknown field {surplus[0]!r}"
+        raise ValueError(f"{kind!r} {wrong}; expected the fields {', '.join(names) or '(none)'}")
+    return (kind, *(_tuples(record[name]) for name in names))

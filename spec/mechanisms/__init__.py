@@ -1,0 +1,1 @@
+"""One module a mechanism: the story, and the invariants that must hold."""

@@ -1,0 +1,100 @@
+"""Coverage: what a hit demands must be what lookup checked and what the store kept.
+
+**Story.**  A hit over several groups is as long as every group can serve: full attention from the start, a window
+its last tokens, a recurrent group one state.  For an external hit the allocator gives every group fresh blocks from the
+first retained column on, and every one of them must be loaded.  A drafter of several modules re-reads the last K - 1
+tokens with their windows after a rejection, so a window group *retains* extra tokens; the extra columns are then
+demanded by a restore too.  Lookup, the check against loads in flight, and the store's mask each have to count them.
+
+**In the field.**  64 tokens hit, blocks of 16, window 32, 3 extra: restore names chunks 1 to 3, lookup had checked 2 and 3,
+and the engine died on an assertion after the hit was admitted (https://github.com/vllm-project/vllm/issues/56701,
+https://github.com/vllm-project/vllm/pull/56709).
+
+Sources: vLLM 0.33.0 ``.../offloading/config.py``, ``.../offloading/scheduler.py::_lookup_complete_chunks``,
+``v1/core/kv_cache_coordinator.py::find_longest_cache_hit``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec.config import Kind
+from spec.events import Event
+from spec.rule import Rule
+
+if TYPE_CHECKING:
+    from spec.world import World
+
+
+def demand_was_looked_up(world: World, event: Event) -> None:
+    """Judged at every load that is created."""
+    _, _, way, uid, chunks = event
+    if way != "load":
+        return
+    for key, _, _ in chunks:
+        seen = key in world.looked.get(uid, ())
+        world.judge(
+            "demand_within_lookup", True, seen,
+            lambda key=key: f"{uid} loads {key}, which lookup did not check",  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def hit_leaves_a_token(world: World, event: Event) -> None:
+    """Judged at every hit."""
+    _, uid, local, total = event
+    known = world.book.requests[uid].known
+    good = 0 <= local <= total < known
+    world.judge("hit_below_known", total > 0, good, lambda: f"{uid}: hit {local} then {total} of {known} tokens")
+
+
+def window_columns_present(world: World, event: Event) -> None:
+    """Judged at every scheduled row."""
+    _, uid, c, q, _ = event
+    request = world.book.requests[uid]
+    processed = request.processed if request.flying else c
+    for g, group in enumerate(world.config.groups):
+        if group.kind is Kind.MAMBA:
+            continue
+        first = 0
+        if group.kind is Kind.WINDOW:
+            first = max(0, processed - group.window_tokens + 1)
+        elif group.kind is Kind.CHUNKED:
+            first = processed - processed % group.window_tokens
+        cols = request.cols[g]
+        missing = [
+            col for col in range(first // group.block_tokens, (c + q - 1) // group.block_tokens + 1)
+            if col >= len(cols) or not cols[col]
+        ]  # fmt: skip
+        world.judge(
+            "read_columns_present", True, not missing,
+            lambda group=group, missing=missing: (  # type: ignore[misc]
+                f"{uid} computes {c} to {c + q}: group {group.name} lacks columns {missing}"
+            ),
+        )  # fmt: skip
+
+
+RULES = (
+    Rule(
+        "demand_within_lookup", "discipline", "coverage",
+        "Every chunk that a load names was seen present by the lookup that admitted the hit.",
+        "a load is created", "https://github.com/vllm-project/vllm/pull/56709",
+        on=("job",), judges=demand_was_looked_up,
+    ),
+    Rule(
+        "hit_below_known", "discipline", "hit_lookup",
+        "A hit leaves at least one token to compute.",
+        "a request is admitted with a hit", "v1/core/kv_cache_manager.py::KVCacheManager.get_computed_blocks",
+        on=("hit",), judges=hit_leaves_a_token,
+    ),
+    Rule(
+        "read_columns_present", "discipline", "coverage",
+        "Every attention column that a scheduled row reads or writes holds a block.",
+        "a row is scheduled", "v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens",
+        on=("row",), judges=window_columns_present,
+    ),
+    Rule(
+        "drafter_reads_exact", "consequence", "coverage",
+        "After a rejection, a drafter of several modules finds its retained history intact.",
+        "a multi-module drafter re-reads after a rejection", "https://github.com/vllm-project/vllm/issues/56701",
+    ),
+)  # fmt: skip

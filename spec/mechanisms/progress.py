@@ -1,0 +1,32 @@
+"""Progress: nothing gets stuck, nothing is left over, nobody stops with an error.
+
+**Story.**  Once the adversary is quiet (every stream runs, every transfer ends and is reported, every output is processed,
+and the engine goes on scheduling), all requests finish, all transfers are settled, all fences clear, all blocks are free.
+An error that the code raises by itself, an assertion among them, is a verdict too.
+
+**In the field.**  Held blocks never released because a peer never reports
+(https://github.com/vllm-project/vllm/issues/46283); a lookup that answers *later* for ever; assertions that kill the engine
+(https://github.com/vllm-project/vllm/issues/56396).
+"""
+
+from __future__ import annotations
+
+from spec.rule import Rule
+
+RULES = (
+    Rule(
+        "policy_raises_no_error", "consequence", "progress",
+        "The code does not stop with an error of its own.",
+        "a question is asked", "https://github.com/vllm-project/vllm/issues/56396",
+    ),
+    Rule(
+        "everything_drains", "consequence", "progress",
+        "When the adversary is quiet, every request finishes and everything in flight settles.",
+        "a quiet phase", "v1/engine/core.py; https://github.com/vllm-project/vllm/issues/46283",
+    ),
+    Rule(
+        "nothing_left_when_idle", "consequence", "progress",
+        "An idle engine holds no block, no fence and no unreported transfer.",
+        "a quiet phase has ended", "https://github.com/sgl-project/sglang/issues/27789",
+    ),
+)  # fmt: skip

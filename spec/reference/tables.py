@@ -1,0 +1,193 @@
+"""Blocks and columns: finding a local hit, adopting it, growing a row for a step, freeing behind it.
+
+One manager a group kind, all drawing from one pool (vLLM ``v1/core/single_type_kv_cache_manager.py``).  Functions
+take the scheduler, whose ``do`` records a decision and applies it to the policy's own book.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from spec.arith import align, coverage
+from spec.book import Key, Request
+from spec.config import Config, Group, Kind
+
+if TYPE_CHECKING:
+    from spec.reference.scheduler import Reference
+
+Hit = list[list[tuple[int, int]]]  # per group: (column, block)
+
+
+def hit_alignment(config: Config) -> int:
+    """Tokens that every local hit is a multiple of: the least common multiple of the groups' blocks."""
+    return lcm(*(g.block_tokens for g in config.groups))
+
+
+def key_of(ref: Reference, request: Request, group: int, n: int) -> Key | None:
+    """The key of the group's block that ends at ``n`` tokens; None while the tokens that the hash covers are unknown."""
+    covered = n + ref.config.hash_lookahead_tokens
+    return (group, n, request.line[covered]) if covered <= request.known else None
+
+
+def hit_columns(config: Config, group: Group, hit: int) -> range:
+    """Columns that a group must find cached to serve a local hit, its dropped tail included."""
+    block = group.block_tokens
+    last = hit // block + (1 if group.drafter and config.tail_drop and group.kind is not Kind.MAMBA else 0)
+    if group.kind is Kind.FULL:
+        return range(0, last)
+    if group.kind is Kind.WINDOW:
+        return range(coverage.first_retained_column(hit, group.window_tokens, 0, block), last)
+    if group.kind is Kind.CHUNKED:
+        return range(coverage.skipped_tokens_chunked(hit, group.window_tokens) // block, last)
+    return range(hit // block - 1, hit // block)
+
+
+def local_hit(ref: Reference, request: Request) -> tuple[int, Hit] | None:
+    """The longest prefix that every group can serve, with its blocks; None to ask again next step.
+
+    Equals the fixed point of ``v1/core/kv_cache_coordinator.py::find_longest_cache_hit``: the longest aligned hit
+    common to all groups, below the number of known tokens."""
+    config = ref.config
+    empty: Hit = [[] for _ in config.groups]
+    if not config.prefix_caching:
+        return 0, empty
+    unit = hit_alignment(config)
+    for hit in range((request.known - 1) // unit * unit, 0, -unit):
+        found: Hit = []
+        for g, group in enumerate(config.groups):
+            blocks = []
+            for col in hit_columns(config, group, hit):
+                key = key_of(ref, request, g, (col + 1) * group.block_tokens)
+                block = ref.book.cached(key) if key else 0
+                if not block:
+                    break
+                if col < hit // group.block_tokens:
+                    blocks.append((col, block))
+            else:
+                found.append(blocks)
+                continue
+            break
+        else:
+            for g in ref.mamba_groups:
+                if not ref.decide.same_step_hit(found[g][0][1] in ref.cached_now):
+                    return None
+            return hit, found
+    return 0, empty
+
+
+def first_kept_column(ref: Reference, group: Group, tokens: int) -> int:
+    """First column that is not null once ``tokens`` tokens are in place."""
+    if group.kind is Kind.WINDOW:
+        return ref.decide.retained_column(group, tokens)
+    if group.kind is Kind.CHUNKED:
+        return coverage.skipped_tokens_chunked(tokens, group.window_tokens) // group.block_tokens
+    if group.kind is Kind.MAMBA:
+        return align.first_live_column(tokens, group.block_tokens)
+    return 0
+
+
+def fresh_columns(ref: Reference, g: int, local: int, total: int) -> range:
+    """Columns that an external hit must allocate and load (``allocate_external_computed_blocks``)."""
+    group = ref.config.groups[g]
+    if total == local:
+        return range(0)
+    first = max(coverage.first_fresh_column(local, group.block_tokens), first_kept_column(ref, group, total))
+    return range(first, coverage.blocks_of(total, group.block_tokens))
+
+
+def lookahead_tokens(config: Config) -> int:
+    """Attention slots reserved past the scheduled tokens for the drafter (``num_lookahead_tokens``)."""
+    return config.drafts
+
+
+def new_columns(ref: Reference, request: Request, g: int, c: int, q: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """What a group's row needs for a step: scratch moves ``(from, to)`` and columns to allocate."""
+    config, group = ref.config, ref.config.groups[g]
+    cols = request.cols[g]
+    length = len(cols)
+    plan = ref.plans[request.uid]
+    if group.kind is not Kind.MAMBA:
+        upto = min(c + q + lookahead_tokens(config), request.prompt + plan.outputs)
+        return [], list(range(length, coverage.blocks_of(max(upto, c + q), group.block_tokens)))
+    required = align.required_columns(c, q, group.block_tokens, config.drafts)
+    if required <= length:
+        return [], []
+    running = required - config.drafts - 1
+    place = max(length, running)
+    moves = []
+    if plan.allocated:
+        for col in range(max(length - config.drafts, 0), length):
+            if align.relocates_column(col, length, running, config.drafts) and cols[col]:
+                moves.append((col, place))
+                place += 1
+    return moves, list(range(place, required))
+
+
+def grow(ref: Reference, request: Request, c: int, q: int) -> None:
+    """Give the request every column that the step will write."""
+    for g in range(len(ref.config.groups)):
+        moves, fresh = new_columns(ref, request, g, c, q)
+        for col, to in moves:
+            ref.do(("move", request.uid, g, col, to, request.cols[g][col]))
+        for col in fresh:
+            ref.allocate(request, g, col)
+    ref.plans[request.uid].allocated = True
+
+
+def free_behind(ref: Reference, request: Request) -> None:
+    """Free the columns that no step will read again (``remove_skipped_blocks``)."""
+    basis = ref.decide.free_basis(request)
+    for g, group in enumerate(ref.config.groups):
+        if group.kind is Kind.FULL or basis <= 0:
+            continue
+        cols = request.cols[g]
+        for col in range(min(first_kept_column(ref, group, basis), len(cols)) - 1, -1, -1):
+            if cols[col]:
+                ref.do(("drop", request.uid, g, col, cols[col]))
+            elif group.kind is not Kind.MAMBA:
+                break  # everything before a null column is null already
+
+
+def publish_attention(ref: Reference, request: Request, c: int, q: int) -> None:
+    """Put full attention blocks under their keys, before the step that fills them has run."""
+    if not ref.config.prefix_caching:
+        return
+    upto = ref.decide.publish_limit(ref.config, c, q, request.known)
+    for g, group in enumerate(ref.config.groups):
+        if group.kind is not Kind.MAMBA:
+            publish_columns(ref, request, g, upto)
+
+
+def publish_columns(ref: Reference, request: Request, g: int, upto: int) -> None:
+    """Publish a group's full columns below ``upto`` tokens."""
+    plan = ref.plans[request.uid]
+    block = ref.config.groups[g].block_tokens
+    while (plan.published[g] + 1) * block <= upto:
+        col = plan.published[g]
+        n = (col + 1) * block
+        if n + ref.config.hash_lookahead_tokens > len(request.line) - 1:
+            break
+        held = request.cols[g][col] if col < len(request.cols[g]) else 0
+        if held and held not in ref.book.core.key:
+            prefix = request.line[n + ref.config.hash_lookahead_tokens]
+            ref.do(("publish", request.uid, g, held, n, prefix))
+        plan.published[g] += 1
+
+
+def publish_boundary(ref: Reference, request: Request, n: int, *, now: bool) -> None:
+    """Put a recurrent state under the key of the ``n`` tokens folded into it, and offer it to the store.
+
+    ``now``: the step being scheduled will write it, so no reader of the same step may adopt it."""
+    if not ref.mamba_groups or n % ref.mamba_block or not n or not ref.config.prefix_caching:
+        return
+    for g in ref.mamba_groups:
+        col = n // ref.mamba_block - 1
+        key = key_of(ref, request, g, n)
+        held = request.cols[g][col] if col < len(request.cols[g]) else 0
+        if key is None or not held or held in ref.book.core.key:
+            continue
+        ref.do(("publish", request.uid, g, held, n, key[2]))
+        if now:
+            ref.cached_now[held] = None
+        ref.offers.append((request.uid, g, held, n))

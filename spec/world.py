@@ -1,0 +1,845 @@
+"""The world: what happens whatever the code decides.
+
+A world holds one engine: clients, the scheduler's book, and one :class:`Rank` a worker with streams and ghost memory.
+It asks the policy its questions, applies the decisions, enqueues the programs, and lets the adversary's choices
+decide when each stream, transfer and report advances.  It never decides *what*, nor in which order one stream runs.
+
+**The engine loop** is the same in both runners (vLLM ``v1/engine/core.py::step_with_batch_queue``): up to Q steps
+are in flight (sync: ``pp``; async: ``pp + 1``); the oldest output is processed when the queue is full, or when
+no request is left.  So with sync scheduling the output of step T is processed after ``schedule(T + pp - 1)`` and before
+``schedule(T + pp)``; with async one step later.
+
+**What a reader should see** comes from the clients alone: verified tokens and the step's own drafts.  Tables, counts and
+the policy have no part in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spec.book import Book, Key, Status
+from spec.chains import EMPTY, GARBAGE, TORN, Chains
+from spec.config import Config, Kind
+from spec.events import Event
+from spec.memory import CONV, TEMPORAL, Memory, Page, torn
+from spec.ops import Begin, BatchRow, CopyCounts, Deref, Draft, Forward, Op, TableRow, UserId, column, table_row
+from spec.policy import Answer, Arrival, Output, Policy, PolicyError
+from spec.rules import BY_DECISION, BY_NAME, CORE_RULES, STATE_RULES
+
+if TYPE_CHECKING:
+    from spec.rules import Rule
+
+STREAMS = ("main", "store", "load", "counts")
+Choice = Event
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """An invariant that broke: its name, its kind, and what was expected and found."""
+
+    rule: str
+    kind: str  # "consequence" | "discipline"
+    text: str
+    at: int  # choices made before
+
+
+@dataclass(slots=True)
+class Client:
+    """A request as its client sees it: the ghost truth about its tokens."""
+
+    uid: UserId
+    tokens: list[int]
+    line: list[int]  # line[n]: prefix of n verified tokens
+    prompt: int
+    outputs: int
+    agree: int  # leading drafts that are right
+    computed: int = 0  # tokens that were really computed
+    pending: int = 0  # step in flight that will bring tokens
+    aborted: bool = False
+    preempted_at: int = 0  # tokens computed when it was last preempted
+
+
+@dataclass(slots=True)
+class StepRun:
+    """A step in flight."""
+
+    step: int
+    rows: tuple[BatchRow, ...] = ()
+    lines: dict[UserId, list[int]] = field(default_factory=dict)  # prefixes with the step's tokens appended
+    starts: dict[UserId, int] = field(default_factory=dict)
+    right: dict[UserId, int] = field(default_factory=dict)  # leading drafts that are right
+    forwards: set[int] = field(default_factory=set)
+    results: list[tuple[int, int]] = field(default_factory=list)  # per row: tokens verified (0: none sampled), rejected
+    new: dict[UserId, tuple[int, ...]] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=list)  # accepted counts by slot, as post-processing left them
+    sampled: bool = False
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A transfer as the ranks execute it."""
+
+    job: int
+    way: str
+    uid: UserId
+    chunks: tuple[tuple[Key, int, tuple[int, ...]], ...]
+    handed_out: dict[int, int]  # source block -> how often it had been handed out at creation
+    snapshots: dict[int, list[tuple[int, tuple[int, int], Page]]] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Rank:
+    """A worker: its streams, its memory, and how far it has come."""
+
+    index: int
+    stage: int
+    memory: Memory
+    streams: dict[str, deque[Op]]
+    enqueued: int = 0  # main-stream operations enqueued and executed so far
+    executed: int = 0
+    ended: dict[int, None] = field(default_factory=dict)  # transfers that ended here
+    landed: dict[int, None] = field(default_factory=dict)  # steps whose accepted counts have landed (v1)
+    forwarded: int = 0  # last step whose forward ran here
+
+
+class World:
+    """One engine under one policy.  ``choose`` makes a choice; ``verdict`` is the first consequence that broke."""
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Callable[[Config, Chains], Policy],
+        *,
+        record: bool = False,
+        off: frozenset[str] = frozenset(),
+        every: int = 64,
+    ) -> None:
+        self.config = config
+        self.chains = Chains()
+        self.policy = policy(config, self.chains)
+        self.book = Book.empty(config, self.chains)
+        self.mamba_groups = tuple(i for i, g in enumerate(config.groups) if g.kind is Kind.MAMBA)
+        self.mamba_block = config.groups[self.mamba_groups[0]].block_tokens if self.mamba_groups else 0
+        columns = tuple(table_columns(config, i) for i in range(len(config.groups)))
+        self.ranks = [
+            Rank(i, i // config.tp, Memory(config, columns), {name: deque() for name in STREAMS})
+            for i in range(config.ranks)
+        ]
+        self.clients: dict[UserId, Client] = {}
+        self.lives: Counter[str] = Counter()
+        self.finished: dict[str, tuple[int, ...]] = {}  # last complete token list by client name
+        self.steps: dict[int, StepRun] = {}
+        self.queue: deque[int] = deque()
+        self.depth = config.pp + 1 if config.async_scheduling else config.pp
+        self.transfers: dict[int, Transfer] = {}
+        self.handed_out: Counter[int] = Counter()  # block -> allocations so far
+        self.published_in: dict[int, int] = {}  # block -> step that fills it
+        self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
+        self.looked: dict[UserId, set[Key]] = {}  # keys that lookup saw, by request
+        # -- bookkeeping of the run itself
+        self.record = record
+        self.off = off
+        self.every = every
+        self.events: list[Event] = []
+        self.count = 0  # events so far
+        self.choices = 0
+        self.fired: Counter[str] = Counter()
+        self.tally: dict[str, list[int]] = {name: [0, 0] for name in BY_NAME}  # rule -> [did not apply, applied]
+        self.witnesses: Counter[str] = Counter()
+        self.dirty: set[str] = set()
+        self.verdict: Breach | None = None
+        self.disciplines: list[Breach] = []
+
+    # -- events and rules --------------------------------------------------------------------------------------
+    def emit(self, event: Event) -> None:
+        """One line of the trace."""
+        self.count += 1
+        if self.record:
+            self.events.append(event)
+
+    def witness(self, name: str, seen: bool) -> None:
+        """Something that a live walk must reach."""
+        if seen:
+            self.witnesses[name] += 1
+
+    def judge(self, name: str, applies: bool, holds: bool, text: Callable[[], str]) -> None:
+        """Evaluate a rule at this moment: whether its antecedent is true, and if so whether it holds."""
+        self.tally[name][applies] += 1
+        if applies and not holds:
+            self.broken(name, text())
+
+    def broken(self, name: str, text: str) -> None:
+        """A rule broke.  A consequence ends the run; a discipline is noted, once."""
+        if name in self.off or self.verdict:
+            return
+        kind = BY_NAME[name].kind
+        breach = Breach(name, kind, text, self.choices)
+        if kind == "consequence":
+            self.verdict = breach
+        elif any(seen.rule == name for seen in self.disciplines):
+            return
+        else:
+            self.disciplines.append(breach)
+        self.emit(("breach", name, kind, text))
+
+    def check_state(self, *, everything: bool = False) -> None:
+        """Evaluate the rules over states whose parts have changed (or all of them)."""
+        for rule in STATE_RULES:
+            if everything or not self.dirty.isdisjoint(rule.parts):
+                self.evaluate(rule)
+        self.dirty.clear()
+
+    def evaluate(self, rule: Rule) -> None:
+        """Evaluate one state rule now."""
+        assert rule.holds is not None
+        applies = rule.applies is None or rule.applies(self)
+        problem = rule.holds(self) if applies else None
+        self.judge(rule.name, applies, problem is None, lambda: str(problem))
+
+    # -- choices -----------------------------------------------------------------------------------------------
+    def choose(self, choice: Choice) -> bool:
+        """Make a choice if it is possible now; whether it was."""
+        if self.verdict or not self.enabled(choice):
+            return False
+        kind = choice[0]
+        self.emit(choice)
+        self.fired[kind] += 1
+        getattr(self, "_" + kind)(*choice[1:])
+        self.choices += 1
+        if not self.verdict:
+            self.check_state(everything=self.choices % self.every == 0)
+        return True
+
+    def enabled(self, choice: Choice) -> bool:
+        """Whether the choice makes sense in this state."""
+        kind = choice[0]
+        if kind == "arrive":
+            name, family, prompt, outputs = choice[1:]
+            if self.live(name) or prompt < 1 or outputs < 1:
+                return False
+            return len(self.prompt_tokens(family, prompt)) + outputs <= self.config.request_tokens
+        if kind in ("accept", "abort"):
+            return self.live(choice[1]) is not None
+        if kind == "schedule":
+            return len(self.queue) < self.depth
+        if kind == "output":
+            return self.output_due()
+        if kind == "run":
+            rank, stream = choice[1], choice[2]
+            return rank < len(self.ranks) and stream in STREAMS and self.head_blocked(rank, stream) is None
+        if kind in ("report", "fail"):
+            return self.reportable(*choice[1:]) is not None
+        return kind in ("reset", "drain")
+
+    def live(self, name: str) -> Client | None:
+        """The client of that name whose request is not over."""
+        client = self.clients.get((name, self.lives[name]))
+        if client is None or client.aborted:
+            return None
+        request = self.book.requests.get(client.uid)
+        return client if request is not None and request.status is not Status.DONE else None
+
+    def prompt_tokens(self, family: str, prompt: int) -> tuple[int, ...]:
+        """Tokens of a prompt.  Families ``0`` to ``3`` share prefixes; a client's name continues its last conversation."""
+        if family in self.finished:
+            base = self.finished[family]
+            return base + tuple(500 + i for i in range(prompt))
+        branch = {"0": 1_000_000, "1": 6, "2": 0}.get(family, 11)
+        return tuple(1 if i < branch else 2 + branch for i in range(prompt))
+
+    def output_due(self) -> bool:
+        """Whether the engine loop processes an output now."""
+        if not self.queue or not self.steps[self.queue[0]].sampled:
+            return False
+        return len(self.queue) == self.depth or not self.book.live()
+
+    def head_blocked(self, rank: int, stream: str) -> str | None:
+        """What the head of a stream waits for; None if it can run."""
+        ops = self.ranks[rank].streams[stream]
+        return ops[0].blocked(self, self.ranks[rank]) if ops else "nothing enqueued"
+
+    def reportable(self, name: str, way: str, rank: int) -> Transfer | None:
+        """The oldest transfer of that client and direction that ended on the rank and was not reported."""
+        if rank >= len(self.ranks):
+            return None
+        ended = self.ranks[rank].ended
+        for transfer in self.transfers.values():
+            if transfer.way == way and transfer.uid[0] == name and transfer.job in ended:
+                if rank not in transfer.reported:
+                    return transfer
+        return None
+
+    # -- what each choice does ---------------------------------------------------------------------------------
+    def _arrive(self, name: str, family: str, prompt: int, outputs: int) -> None:
+        tokens = self.prompt_tokens(family, prompt)
+        self.witness("same_id_back_before_late_report", any(t.uid[0] == name for t in self.transfers.values()))
+        self.lives[name] += 1
+        uid = (name, self.lives[name])
+        line = [EMPTY]
+        for token in tokens:
+            line.append(self.chains.fold(line[-1], token))
+        self.clients[uid] = Client(uid, list(tokens), line, len(tokens), outputs, self.config.drafts)
+        self.ask(lambda: self.policy.on_arrive(Arrival(uid, tokens, outputs)))
+
+    def _accept(self, name: str, drafts: int) -> None:
+        client = self.live(name)
+        assert client is not None
+        client.agree = drafts
+
+    def _abort(self, name: str) -> None:
+        client = self.live(name)
+        assert client is not None
+        client.aborted = True
+        self.ask(lambda: self.policy.on_abort(client.uid))
+
+    def _reset(self, scope: str) -> None:
+        self.ask(lambda: self.policy.on_reset(scope))
+
+    def _schedule(self) -> None:
+        answer = self.ask(self.policy.schedule)
+        if answer is None:
+            return
+        step = self.book.step
+        run = StepRun(step)
+        self.steps[step] = run
+        self.queue.append(step)
+        for rank in self.ranks:
+            message = answer.message
+            program = self.guard(lambda rank=rank: self.policy.worker_program(rank.index, message))  # type: ignore[misc]
+            for stream, op in program or ():
+                if isinstance(op, Forward):
+                    run.rows = op.rows
+                if isinstance(op, (Begin, CopyCounts)) and op.after_main < 0:
+                    op.after_main = rank.enqueued
+                rank.streams[stream].append(op)
+                rank.enqueued += stream == "main"
+        run.sampled = not run.rows
+
+    def _output(self) -> None:
+        step = self.queue.popleft()
+        run = self.steps[step]
+        tokens = tuple((row.uid, run.new.get(row.uid, ())) for row in run.rows)
+        self.ask(lambda: self.policy.on_output(Output(step, tokens)))
+        self.steps.pop(step - 2 * self.config.pp - 2, None)  # nothing late can still name it
+
+    def _run(self, rank: int, stream: str, ops: int) -> None:
+        left = ops or 1_000_000
+        while left and self.verdict is None and self.head_blocked(rank, stream) is None:
+            self.step_stream(self.ranks[rank], stream)
+            left -= 1
+
+    def step_stream(self, rank: Rank, stream: str) -> None:
+        """The head of a stream executes."""
+        op = rank.streams[stream].popleft()
+        self.emit(("exec", rank.index, stream, type(op).__name__))
+        op.run(self, rank)
+        rank.executed += stream == "main"
+
+    def _report(self, name: str, way: str, rank: int) -> None:
+        self.deliver_report(name, way, rank, ok=True)
+
+    def _fail(self, name: str, way: str, rank: int) -> None:
+        self.deliver_report(name, way, rank, ok=False)
+
+    def deliver_report(self, name: str, way: str, rank: int, *, ok: bool) -> None:
+        """A rank's report of a transfer reaches the scheduler."""
+        transfer = self.reportable(name, way, rank)
+        assert transfer is not None
+        transfer.reported.add(rank)
+        self.witness("reports_of_two_ranks_cross", self.crosses(transfer, rank))
+        self.witness("transfer_failed", not ok)
+        if len(transfer.reported) == len(self.ranks):
+            del self.transfers[transfer.job]
+        self.ask(lambda: self.policy.on_report(transfer.job, rank, ok))
+
+    def crosses(self, transfer: Transfer, rank: int) -> bool:
+        """Whether this report and another rank's report of another transfer have overtaken one another."""
+        for other in self.transfers.values():
+            if other.job != transfer.job and rank not in other.reported:
+                if any(r in other.reported and r not in transfer.reported for r in range(len(self.ranks))):
+                    return True
+        return False
+
+    def _drain(self) -> None:
+        while self.verdict is None and self.progress():
+            pass
+
+    def progress(self) -> bool:
+        """Whatever is in flight goes one round further; whether anything did.  Nothing is scheduled."""
+        moved = False
+        for rank in self.ranks:
+            for stream in STREAMS:
+                while self.verdict is None and self.head_blocked(rank.index, stream) is None:
+                    self.step_stream(rank, stream)
+                    moved = True
+        for transfer in list(self.transfers.values()):
+            for rank in self.ranks:
+                if self.verdict is None and transfer.job in rank.ended and rank.index not in transfer.reported:
+                    self.deliver_report(transfer.uid[0], transfer.way, rank.index, ok=True)
+                    moved = True
+        if self.verdict is None and self.output_due():
+            self._output()
+            moved = True
+        return moved
+
+    def quiet(self, rounds: int = 400) -> bool:
+        """The adversary goes quiet: everything runs, and the engine schedules until nothing is left.
+
+        Whether it came to rest; if not, or if something was left over, that is a verdict."""
+        for _ in range(rounds):
+            self._drain()
+            if self.verdict or self.idle():
+                break
+            if len(self.queue) < self.depth:
+                self.choose(("schedule",))
+        if self.verdict:
+            return False
+        stuck = sorted(str(r.uid) for r in self.book.live())
+        self.judge("everything_drains", True, self.idle(), lambda: f"after {rounds} rounds: {stuck or 'transfers'} left")
+        if not self.verdict:
+            left = self.leftover()
+            self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
+        return self.verdict is None
+
+    def leftover(self) -> str | None:
+        """What an idle engine still holds."""
+        core = self.book.core
+        if core.holders or core.fences or core.jobs:
+            return f"held {sorted(core.holders)}, fenced {sorted(core.fences)}, transfers {sorted(core.jobs)}"
+        writing = [key for key, entry in self.book.tier.items() if entry.state == "writing" or entry.readers]
+        return f"host chunks {writing} still written or read" if writing else None
+
+    def idle(self) -> bool:
+        """Nothing lives, flies, transfers or waits."""
+        return not (self.book.requests or self.queue or self.transfers or any(any(r.streams.values()) for r in self.ranks))
+
+    # -- asking the policy -------------------------------------------------------------------------------------
+    def guard(self, question: Callable[[], object]) -> object:
+        """Ask; an error that the policy raises is a verdict."""
+        self.tally["policy_raises_no_error"][1] += 1
+        try:
+            return question()
+        except PolicyError as error:
+            self.broken("policy_raises_no_error", str(error))
+            return None
+
+    def ask(self, question: Callable[[], Answer]) -> Answer | None:
+        """Ask a question and apply the decisions of the answer, judging each."""
+        answer = self.guard(question)
+        if not isinstance(answer, Answer):
+            return None
+        for decision in answer.decisions:
+            self.decide(decision)
+            if self.verdict:
+                return None
+        return answer
+
+    def decide(self, decision: Event) -> None:
+        """One decision happens: the rules about it are judged, then the book applies it."""
+        self.emit(decision)
+        kind = decision[0]
+        for rule in BY_DECISION.get(kind, ()):
+            assert rule.judges is not None
+            rule.judges(self, decision)
+        self.note(decision)
+        broken = self.book.apply(decision)
+        for name in CORE_RULES.get(kind, ()):
+            self.judge(name, True, broken != name, lambda: f"{decision[0]} {decision[1:]}")
+        self.dirty.update(PARTS.get(kind, ()))
+
+    def note(self, decision: Event) -> None:
+        """Ghost bookkeeping of decisions, and the witnesses that decisions make."""
+        kind = decision[0]
+        if kind == "alloc":
+            self.handed_out[decision[4]] += 1
+        elif kind == "publish":
+            self.published_in[decision[3]] = self.book.step + 1
+        elif kind == "adopt":
+            due = self.published_in.get(decision[4], 0)
+            self.witness("hit_before_bytes", any(rank.forwarded < due for rank in self.ranks))
+        elif kind == "move":
+            self.witness("relocated_while_job_unreported", decision[5] in self.book.core.fences)
+        elif kind == "job":
+            job, way, uid, chunks = decision[1:]
+            blocks = {b: self.handed_out[b] for _, _, subs in chunks for b in subs if b}
+            self.transfers[job] = Transfer(job, way, uid, chunks, blocks)
+            if way == "store":
+                self.stored.update({place: (key, subs) for key, place, subs in chunks})
+            self.witness("external_hit", way == "load")
+            places = [b for _, _, subs in chunks for b in subs if b]
+            self.witness("aliased_block_in_one_job", len(set(places)) < len(places))
+        elif kind == "look":
+            self.looked.setdefault(decision[1], set()).add((decision[2], decision[4], decision[5]))
+        elif kind == "preempt":
+            self.clients[decision[1]].preempted_at = self.book.requests[decision[1]].computed
+            self.witness("preempted", True)
+        elif kind == "start":
+            client = self.clients[decision[1]]
+            client.computed = decision[2]
+            self.witness("resumed_on_shorter_hit", 0 < decision[2] < client.preempted_at)
+            client.preempted_at = 0
+        elif kind == "finish":
+            client = self.clients[decision[1]]
+            if decision[2] == "length":
+                # A later turn continues what the client was given, not what steps in flight go on sampling.
+                self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
+
+    # -- slots -------------------------------------------------------------------------------------------------
+    def slot_taken(self, rank: Rank, slot: int, uid: UserId) -> None:
+        """Every rank keeps the same slots; the core follows rank 0."""
+        self.emit(("take", rank.index, slot, uid))
+        if rank.index == 0:
+            broken = self.book.core.take(uid, slot)
+            self.judge("slot_single_occupant", True, broken is None, lambda: f"slot {slot} taken by {uid}")
+
+    def slot_left(self, rank: Rank, slot: int) -> None:
+        """The request of a slot leaves it."""
+        self.emit(("leave", rank.index, slot))
+        if rank.index == 0:
+            broken = self.book.core.leave(slot)
+            self.judge("slot_single_occupant", True, broken is None, lambda: f"empty slot {slot} left")
+
+    def slot_moved(self, rank: Rank, src: int, dst: int) -> None:
+        """The v1 runner's batch rows move; an occupancy goes with its row."""
+        if rank.index == 0:
+            self.book.core.slots[dst] = self.book.core.slots.pop(src)
+
+    def slot_swapped(self, rank: Rank, one: int, two: int) -> None:
+        """Two batch rows change places."""
+        if rank.index == 0:
+            slots = self.book.core.slots
+            slots[one], slots[two] = slots[two], slots[one]
+
+    def late_row(self, step: int, index: int, slot: int, operand: TableRow) -> None:
+        """A row of late post-processing on rank 0, whose slots the core follows: whose it was, how it finds its blocks."""
+        row = self.steps[step].rows[index]
+        occupant = self.book.core.slots.get(row.slot if slot < 0 else slot)
+        if slot < 0:
+            self.witness("post_process_due_after_slot_reuse", occupant is not None and occupant[0] != row.uid)
+            self.tally["late_row_still_occupied"][0] += 1
+            return
+        self.judge(
+            "late_kernel_reads_slot_rows",
+            bool(self.mamba_groups),
+            operand == Deref("source", slot),
+            lambda: f"step {step}, {row.uid}: reads {operand}, its slot is {slot}",
+        )
+        self.judge(
+            "late_row_still_occupied",
+            True,
+            occupant is not None and occupant[0] == row.uid,
+            lambda: f"step {step}, {row.uid}: slot {slot} is now {occupant}",
+        )
+
+    def count_taken(self, step: int, row: int, count: int) -> None:
+        """The host gives a batch row its accepted count (v1 runner)."""
+        occupant = self.book.core.slots.get(row)
+        if occupant is None:
+            return
+        run = self.steps.get(step)
+        then = {r.uid: run.counts[r.slot] for r in run.rows} if run else {}
+        want = then.get(occupant[0], 1)  # type: ignore[call-overload]
+        self.judge(
+            "accepted_count_belongs",
+            occupant[0] in then,
+            count == want,
+            lambda: f"row {row}, {occupant[0]}: {count}, not {want}",
+        )
+
+    def wrote(self, rank: Rank, block: int, group: int, why: str) -> None:
+        """A page was written."""
+        self.emit(("write", rank.index, block, group, why))
+
+    # -- the forward -------------------------------------------------------------------------------------------
+    def forward_blocked(self, op: Forward, rank: Rank) -> str | None:
+        """A stage needs the stage before it; the first stage needs the tokens of its rows."""
+        run = self.steps[op.step]
+        if rank.stage:
+            for before in self.ranks:
+                if before.stage == rank.stage - 1 and before.index not in run.forwards:
+                    return f"forward of step {op.step} on rank {before.index}"
+            return None
+        if not run.lines:
+            for row in op.rows:
+                if self.clients[row.uid].pending:
+                    return f"tokens of step {self.clients[row.uid].pending}"
+        return None
+
+    def prepare(self, run: StepRun) -> None:
+        """Fix the step's tokens: verified ones, then drafts, of which the client's count are right."""
+        for row in run.rows:
+            client = self.clients[row.uid]
+            start, known = client.computed, len(client.tokens)
+            line = list(client.line[: start + row.tokens + 1])
+            drafts = start + row.tokens - known
+            run.right[row.uid] = max(0, min(drafts, client.agree))
+            for i in range(drafts):
+                token = self.chains.next_token(line[-1]) if i < client.agree else -(run.step * 64 + i + 1)
+                line.append(self.chains.fold(line[-1], token))
+            run.lines[row.uid] = line
+            run.starts[row.uid] = start
+            if drafts >= 0:
+                client.pending = run.step
+            else:
+                client.computed = start + row.tokens
+
+    def forward(self, op: Forward, rank: Rank) -> None:
+        """The model runs on one rank.  Attention layers write the step's cells before they read, row by row of one layer;
+        recurrent layers read their initial state before they write."""
+        run = self.steps[op.step]
+        if not run.lines:
+            self.prepare(run)
+        run.forwards.add(rank.index)
+        rank.forwarded = op.step
+        memory = rank.memory
+        tables = memory.tables[op.tables]
+        for row in op.rows:
+            start, found = run.starts[row.uid], memory.computed[row.slot]
+            self.judge(
+                "forward_position_exact",
+                True,
+                start == found,
+                lambda row=row, start=start, found=found: (  # type: ignore[misc]
+                    f"rank {rank.index} computes {row.uid} from position {found}, should be {start}"
+                ),
+            )
+        if self.verdict:
+            return
+        for g, group in enumerate(self.config.groups):
+            if group.kind is Kind.MAMBA:
+                self.recur(op, rank, run, g)
+            else:
+                block = group.block_tokens
+                for index, row in enumerate(op.rows):
+                    start = run.starts[row.uid]
+                    self.put_cells(rank, g, tables[g][index], run.lines[row.uid], start, start + row.tokens, block)
+                for index, row in enumerate(op.rows):
+                    start = run.starts[row.uid]
+                    first = 0
+                    if group.kind is Kind.WINDOW:
+                        first = max(0, start - group.window_tokens + 1)
+                    elif group.kind is Kind.CHUNKED:
+                        first = start - start % group.window_tokens
+                    rule = "attention_reads_exact" if group.kind is Kind.FULL else "window_reads_exact"
+                    line, upto = run.lines[row.uid], start + row.tokens
+                    self.read_cells(rule, rank, g, tables[g][index], line, first, upto, row.uid)
+        for row in op.rows:
+            memory.computed[row.slot] += row.tokens
+
+    def put_cells(self, rank: Rank, g: int, table: list[int], line: list[int], start: int, upto: int, block: int) -> None:
+        """Attention writes positions ``start`` to ``upto - 1`` through the row's table."""
+        memory = rank.memory
+        while start < upto:
+            col, first = divmod(start, block)
+            stop = min(upto, (col + 1) * block)
+            page = column(table, col)
+            memory.put_run(page, g, first, tuple(line[start + 1 : stop + 1]))
+            self.wrote(rank, page, g, "cells")
+            start = stop
+
+    def read_cells(
+        self, rule: str, rank: Rank, g: int, table: list[int], line: list[int], first: int, upto: int, uid: UserId
+    ) -> None:
+        """Attention reads positions ``first`` to ``upto - 1``: each cell must hold the prefix that ends there."""
+        memory, block = rank.memory, self.config.groups[g].block_tokens
+        self.emit(("read", rank.index, uid, g, upto))
+        self.tally[rule][1] += 1
+        at = first
+        while at < upto:
+            col, cell = divmod(at, block)
+            stop = min(upto, (col + 1) * block)
+            page = column(table, col)
+            if memory.view[page] != g or memory.cells[page][cell : cell + stop - at] != line[at + 1 : stop + 1]:
+                found = memory.run(page, g, cell, cell + stop - at)
+                for i, value in enumerate(found):
+                    if value != line[at + 1 + i]:
+                        self.broken(
+                            rule,
+                            f"rank {rank.index}, {uid}, group {self.config.groups[g].name}, position {at + i} "
+                            f"(column {col}, block {page}): holds {self.chains.name(value)}, "  # type: ignore[arg-type]
+                            f"should hold {self.chains.name(line[at + 1 + i])}",
+                        )
+                        return
+            at = stop
+
+    def recur(self, op: Forward, rank: Rank, run: StepRun, g: int) -> None:
+        """A recurrent group: initial state from the running column at the accepted offset, then the new states."""
+        memory, block = rank.memory, self.mamba_block
+        for index, row in enumerate(op.rows):
+            start = run.starts[row.uid]
+            table = table_row(rank, op.index[index], g)
+            first = max((start + row.tokens - 1) // block, 0)
+            if start:
+                offset = memory.accepted[row.slot] - 1
+                self.judge(
+                    "accepted_offset_in_range",
+                    True,
+                    0 <= offset <= self.config.drafts,
+                    lambda row=row, offset=offset: f"{row.uid} goes on from offset {offset}",  # type: ignore[misc]
+                )
+                want = run.lines[row.uid][start]
+                got = memory.temporal(column(table, first + offset), g), memory.conv(column(table, first), g, offset)
+                self.judge(
+                    "state_reads_exact",
+                    True,
+                    got == (want, want),
+                    lambda row=row, got=got, want=want, table=table, first=first, offset=offset: (  # type: ignore[misc]
+                        f"rank {rank.index}, {row.uid}, group {self.config.groups[g].name}, column {first} + {offset} "
+                        f"(block {column(table, first + offset)}): holds {self.chains.name(got[0])}"
+                        f" and window {self.chains.name(got[1])}, should hold {self.chains.name(want)}"
+                    ),
+                )
+                self.emit(("read", rank.index, row.uid, g, start))
+            else:
+                self.tally["state_reads_exact"][0] += 1
+        for index, row in enumerate(op.rows):
+            start, line = run.starts[row.uid], run.lines[row.uid]
+            table = table_row(rank, op.index[index], g)
+            first = max((start + row.tokens - 1) // block, 0)
+            states = tuple(line[start + 1 : start + row.tokens + 1]) if row.decode else (line[start + row.tokens],)
+            memory.put(column(table, first), g, CONV, states)
+            for i, state in enumerate(states):
+                page = column(table, first + i)
+                memory.put(page, g, TEMPORAL, state)
+                self.wrote(rank, page, g, "state")
+        for operand in op.index[len(op.rows) :]:  # padded rows of a captured graph write too: to the null block
+            page = column(table_row(rank, operand, g), 0)
+            memory.put(page, g, CONV, GARBAGE)
+            memory.put(page, g, TEMPORAL, GARBAGE)
+            self.judge(
+                "padded_rows_write_null",
+                True,
+                not page,
+                lambda page=page: f"rank {rank.index}: a padded row writes block {page}",  # type: ignore[misc]
+            )
+
+    def sample(self, step: int) -> None:
+        """The last stage verifies: accepted drafts and one token more become verified tokens."""
+        run = self.steps[step]
+        if run.sampled:
+            return
+        run.sampled = True
+        for row in run.rows:
+            client, line, start = self.clients[row.uid], run.lines[row.uid], run.starts[row.uid]
+            drafts = start + row.tokens - len(client.tokens)
+            if drafts < 0:
+                run.results.append((0, 0))
+                continue
+            right = run.right[row.uid]
+            fresh = []
+            for _ in range(right + 1):
+                token = self.chains.next_token(client.line[-1])
+                client.tokens.append(token)
+                client.line.append(self.chains.fold(client.line[-1], token))
+                fresh.append(token)
+            client.computed = start + row.tokens - (drafts - right)
+            client.pending = 0
+            run.new[row.uid] = tuple(fresh)
+            # Counted as accepted: the query tokens that stay, i.e. all of a prefill chunk's count as one.
+            run.results.append((right + 1, drafts - right))
+            self.emit(("sample", row.uid, step, right + 1))
+            assert client.line[client.computed] == line[client.computed]
+
+    def draft(self, op: Draft, rank: Rank) -> None:
+        """A multi-module drafter re-reads the window of the last ``extra`` tokens after a rejection."""
+        run = self.steps[op.step]
+        for g, group in enumerate(self.config.groups):
+            if not group.extra_tokens:
+                continue
+            for index, row in enumerate(op.rows):
+                _, rejected = run.results[index]
+                client = self.clients[row.uid]
+                request = self.book.requests.get(row.uid)
+                self.tally["drafter_reads_exact"][0] += not rejected
+                if not rejected or request is None:
+                    continue
+                after = run.starts[row.uid] + row.tokens - rejected
+                again = max(after - group.extra_tokens, request.hit)
+                first = max(0, again - group.window_tokens + 1)
+                table = rank.memory.tables[op.tables][g][index]
+                self.read_cells("drafter_reads_exact", rank, g, table, client.line, first, after, row.uid)
+
+    # -- transfers ---------------------------------------------------------------------------------------------
+    def begin_transfer(self, job: int, rank: Rank) -> None:
+        """Snapshot the source, tear the target."""
+        transfer = self.transfers[job]
+        memory = rank.memory
+        self.emit(("begin", rank.index, job, transfer.way))
+        copies = []
+        for key, place, subs in transfer.chunks:
+            group = key[0]
+            blank_page = torn(memory.width[group], group)
+            for sub, block in enumerate(subs):
+                if not block:
+                    continue
+                spot = (place, sub)
+                if transfer.way == "store":
+                    copies.append((block, spot, memory.page(block)))
+                    memory.host[spot] = blank_page
+                    memory.host_by[spot] = job
+                    self.witness(
+                        "store_reads_reallocated_source", self.handed_out[block] != transfer.handed_out[block]
+                    )
+                else:
+                    copies.append((block, spot, memory.host.get(spot, (group, (GARBAGE,) * memory.width[group]))))
+                    memory.put_page(block, blank_page)
+                    memory.torn_by[block] = job
+        transfer.snapshots[rank.index] = copies
+
+    def end_transfer(self, job: int, rank: Rank) -> None:
+        """Deliver the snapshot wherever source and target are still what they were."""
+        transfer = self.transfers[job]
+        memory = rank.memory
+        lost = 0
+        for block, spot, page in transfer.snapshots.pop(rank.index):
+            if transfer.way == "store":
+                whole = memory.page(block) == page and memory.host_by.get(spot) == job
+                if memory.host_by.get(spot) == job:
+                    del memory.host_by[spot]
+                    if whole:
+                        memory.host[spot] = page
+            else:
+                still = memory.torn_by.get(block) == job and all(cell == TORN for cell in memory.cells[block])
+                unchanged = memory.host.get(spot, page) == page
+                whole = still and unchanged
+                if memory.torn_by.get(block) == job:
+                    del memory.torn_by[block]
+                if whole:
+                    memory.put_page(block, page)
+            lost += not whole
+        rank.ended[job] = None
+        self.witness("load_lands_after_abort", transfer.way == "load" and self.clients[transfer.uid].aborted)
+        self.emit(("end", rank.index, job, transfer.way, lost))
+
+
+def table_columns(config: Config, group: int) -> int:
+    """Columns of a worker's table row: all tokens that a request may have, drafts, and scratch columns."""
+    block = config.groups[group].block_tokens
+    return -(-(config.request_tokens + config.drafts) // block) + config.drafts + 1
+
+
+#: decision kind -> state parts that it touches
+PARTS: dict[str, tuple[str, ...]] = {
+    "alloc": ("blocks", "tables"),
+    "adopt": ("blocks", "tables"),
+    "move": ("tables",),
+    "drop": ("blocks", "tables"),
+    "publish": ("keys",),
+    "evict": ("keys",),
+    "enqueue": ("requests",),
+    "start": ("requests",),
+    "row": ("requests",),
+    "preempt": ("requests",),
+    "tokens": ("requests",),
+    "finish": ("requests",),
+    "job": ("jobs",),
+    "unfence": ("jobs",),
+    "flush": ("jobs",),
+    "tier": ("tier",),
+    "step": ("steps",),
+    "done": ("steps", "requests"),
+}
