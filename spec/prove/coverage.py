@@ -27,6 +27,9 @@ _f = Symbol("f", 1, "blocks of this group in a full-attention chunk")
 _m = Symbol("m", 1, "full-attention chunks in the hit")
 _M = Symbol("M", 1, "tokens of a Mamba chunk")
 _A = Symbol("A", 1, "tokens of an attention chunk")
+_g = Symbol("g", 1, "chunks, or Mamba chunks in full-attention chunks")
+_r = Symbol("r", 1, "chunks of this group in a full-attention chunk")
+_w = Symbol("w", 0, "whole chunks in the window before the current token")
 _j = Symbol("j", 0, "a chunk")
 _i = Symbol("i", 0, "a column")
 _d = Symbol("d", 0, "1 for a group that drops its tail, else 0")
@@ -804,4 +807,340 @@ _in_flight = Theorem(
     ),
 )
 
-THEOREMS: tuple[Theorem, ...] = (_division, _coverage, _blocks, _base, _in_flight)
+# 5 ----------------------------------------------------------------------------------------------------------
+
+_LARGEST = Contract(
+    "lookup order",
+    "lookup tries candidates from the longest down and admits the first whose chunks are all present",
+)
+
+
+def _stored(j: Int, n: Int, b: Int, k: Int, f: Int, need: Int, d: int) -> Truth:
+    """Chunk j was stored by a prompt of n tokens: kept by the mask, and whole."""
+    kept = either(cov.store_keeps_all(need, f), cov.store_keeps_chunk(j, k, need, f, d))
+    return both(kept, (j + 1) * cov.chunk_tokens(b, k) <= n)
+
+
+def _window_at(h: Int, W: Int, e: Int, t: Int) -> Int:
+    return cov.first_checked_chunk(h, 0, cov.lookup_window_chunks(h, W, e, t), t)
+
+
+def _aligned_condition(need: Need, d: int) -> Hypothesis:
+    return Hypothesis(
+        "e >= 1, or t does not divide W - 1, or t does not divide h, or fewer than k blocks a segment go unkept",
+        lambda m, f, b, k, W, e: either(
+            e >= 1,
+            floormod(W - 1, b * k) != 0,
+            floormod(m * f * b, b * k) != 0,
+            f - need(W, e, b, d) < k,
+        ),
+    )
+
+
+def _window_pairs(h: Int, W: Int, e: Int, t: Int, *values: Int) -> tuple[LemmaUse, ...]:
+    """The terms of the lookup window at h against each other and the given values."""
+    padded = cdiv(W - 1 + e + floormod(-h, t), t)
+    return _pairs(t, cdiv(W, t), cdiv(W - 1 + e, t), padded, *values)
+
+
+def _found_aligned(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = m*F was stored, in a group without drop."""
+    return Claim(
+        name,
+        (_m, _f, _b, _k, _W, _e, _n, _j),
+        lambda m, f, b, k, W, e, n, j: _stored(j, n, b, k, f, need(W, e, b, 0), 0),
+        (
+            Hypothesis(
+                "h < n and the last hit token's chunk is whole: cdiv(h,t)*t <= n",
+                lambda m, f, b, k, n: both(m * f * b < n, cdiv(m * f * b, b * k) * b * k <= n),
+            ),
+            *((_aligned_condition(need, 0),) if condition else ()),
+            Hypothesis(
+                "lookup asks for chunk j at h = m*F",
+                lambda m, f, b, k, W, e, j: both(
+                    j >= _window_at(m * f * b, W, e, b * k), j < cdiv(m * f * b, b * k)
+                ),
+            ),
+        ),
+        lambda m, f, b, k, W, e, j: (
+            *_pairs(f, floordiv(j * k, f), m - 1, m - 2),
+            *_pairs(b, m * f, j * k),
+            *_pairs(b, j * k + k, m * f - need(W, e, b, 0)),
+            lemmas.nonnegative(j, k),
+            *_window_pairs(m * f * b, W, e, b * k, floordiv(W - 1, b * k)),
+            *_pairs(b * k, cdiv(m * f * b, b * k), floordiv(m * f * b, b * k)),
+        ),
+    )
+
+
+def _found_last(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = n - 1 was stored, for n = g*t a multiple of F = f*b."""
+    conditions = (
+        Hypothesis(
+            "t does not divide W + e - 1, or fewer than k blocks a segment go unkept",
+            lambda f, b, k, W, e: either(floormod(W + e - 1, b * k) != 0, f - need(W, e, b, 0) < k),
+        ),
+    )
+    return Claim(
+        name,
+        (_g, _m, _f, _b, _k, _W, _e, _j),
+        lambda g, f, b, k, W, e, j: _stored(j, g * k * b, b, k, f, need(W, e, b, 0), 0),
+        (
+            Hypothesis("n = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+            Hypothesis("t >= 2", lambda b, k: b * k >= 2),
+            *(conditions if condition else ()),
+            Hypothesis(
+                "lookup asks for chunk j at h = n - 1",
+                lambda g, b, k, W, e, j: both(
+                    j >= _window_at(g * k * b - 1, W, e, b * k), j < cdiv(g * k * b - 1, b * k)
+                ),
+            ),
+        ),
+        lambda g, m, f, b, k, W, e, j: (
+            *_pairs(f, floordiv(j * k, f), m - 1, m - 2),
+            *_pairs(b, m * f, j * k),
+            *_pairs(b, j * k + k, g * k - need(W, e, b, 0)),
+            *_pairs(k, j, g, g - 1),
+            lemmas.nonnegative(j, k),
+            lemmas.scaled(1, -g, b * k),
+            *_pairs(b * k, 0, floordiv(1, b * k)),
+            *_pairs(
+                b * k,
+                floordiv(W + e - 1, b * k),
+                floordiv(W + e - 1, b * k) + 1,
+                cdiv(W - 1 + e, b * k),
+                cdiv(W + e, b * k),
+                cdiv(W, b * k),
+            ),
+        ),
+    )
+
+
+def _found_dropping(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = m*F, and the one past it, was stored, in a group with drop; F = r*t."""
+    return Claim(
+        name,
+        (_m, _r, _b, _k, _W, _e, _n, _j),
+        lambda m, r, b, k, W, e, n, j: _stored(j, n, b, k, r * k, need(W, e, b, 1), 1),
+        (
+            Hypothesis("h + t <= n", lambda m, r, b, k, n: m * r * k * b + b * k <= n),
+            *(
+                (
+                    Hypothesis(
+                        "e >= 1, or t does not divide W - 1, or fewer than k blocks a segment go unkept (none or fewer "
+                        "than k - 1 if m = 1)",
+                        lambda m, r, b, k, W, e: either(
+                            e >= 1,
+                            floormod(W - 1, b * k) != 0,
+                            cov.store_keeps_all(need(W, e, b, 1), r * k),
+                            both(m >= 2, r * k - need(W, e, b, 1) < k),
+                            r * k - need(W, e, b, 1) < k - 1,
+                        ),
+                    ),
+                )
+                if condition
+                else ()
+            ),
+            Hypothesis(
+                "lookup asks for chunk j at h = m*F, one more than the hit for the drop",
+                lambda m, r, b, k, W, e, j: both(
+                    j >= _window_at(m * r * k * b, W, e, b * k), j <= cdiv(m * r * k * b, b * k)
+                ),
+            ),
+        ),
+        lambda m, r, b, k, W, e, j: (
+            lemmas.scaled(0, -m * r, b * k),
+            *_pairs(r * k, floordiv(max(j * k, 1) - 1, r * k), m - 1, m - 2, m),
+            *_pairs(b, j * k + k, m * r * k - need(W, e, b, 1) + 1),
+            *_pairs(k, j, m * r, m * r - 1),
+            lemmas.nonnegative(j, k),
+            lemmas.nonnegative(m - 1, r * k),
+            lemmas.nonnegative(m * r - j, b * k),
+            *_window_pairs(m * r * k * b, W, e, b * k, floordiv(W - 1, b * k)),
+        ),
+    )
+
+
+def _lost_dropping(name: str, gap: Hypothesis) -> Claim:
+    """The first chunk that lookup asks for at h = m*F in a group with drop was not stored; e = 0, W = w*t + 1."""
+    return Claim(
+        name,
+        (_m, _r, _b, _k, _w),
+        lambda m, r, b, k, w: both(
+            _window_at(m * r * k * b, w * b * k + 1, 0, b * k) == m * r - w - 1,
+            negation(
+                _stored(
+                    m * r - w - 1,
+                    m * r * k * b + b * k,
+                    b,
+                    k,
+                    r * k,
+                    cov.store_need_blocks(w * b * k + 1, 0, b, 1),
+                    1,
+                )
+            ),
+        ),
+        (gap,),
+        lambda m, r, b, k, w: (
+            lemmas.scaled(0, -w * k, b),
+            lemmas.scaled(0, -m * r, b * k),
+            *_window_pairs(m * r * k * b, w * b * k + 1, 0, b * k, w, w + 1),
+            *_pairs(r * k, floordiv(max((m * r - w - 1) * k, 1) - 1, r * k), m - 1),
+            *_pairs(k, r, w + 1),
+            *_pairs(r, m, 1),
+            *_pairs(r * k, m, 1),
+            *_pairs(k, m * r, w + 1, w + 2),
+            lemmas.nonnegative(m - 1, r * k),
+        ),
+    )
+
+
+def _tell_lost(release: str, before_end: int) -> Callable[..., str]:
+    def tell(h: int, f: int, b: int, k: int, W: int, e: int, j: int) -> str:
+        t = b * k
+        first, end = _window_at(h, W, e, t), cdiv(h, t)  # type: ignore[arg-type]
+        need = cov.store_need_blocks(W, e, b, 0)
+        return (
+            f"hit {h}, full-attention chunk {f * b}, chunk {t}, window {W}, extra {e}: lookup asks for "
+            f"{chunks_text(int(first), end)}, {release} keeps {need} blocks of {f} a segment; chunk {j} is never stored"
+        )
+
+    if before_end:
+        return lambda g, m, f, b, k, W, e, j: tell(g * k * b - 1, f, b, k, W, e, j)
+    return lambda m, f, b, k, W, e, n, j: tell(m * f * b, f, b, k, W, e, j)
+
+
+_agreement = Theorem(
+    5,
+    "store and lookup agree",
+    "coverage",
+    "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that the drop rule "
+    "allows is found, for multiples of F iff cdiv(h,t)*t <= n (h + t <= n in a group that drops) and not (e = 0, t | W "
+    "- 1, t | h, at least k blocks a segment unkept; with drop, k - 1 of them in the first segment); for h = n - 1, F | n, t | n, t >= 2 iff not (t | W + e - 1, at least "
+    "k blocks a segment unkept). With a Mamba chunk that is a multiple of F only the first case arises. A mask of "
+    "cdiv(W + e, b) blocks loses nothing.",
+    (
+        _found_aligned("h = m*F: found if", cov.store_need_blocks, True),
+        Claim(
+            "h = m*F: found only if (the last chunk is whole)",
+            (_h, _n, _b, _k, _f),
+            lambda h, n, b, k, f: negation(_stored(cdiv(h, b * k) - 1, n, b, k, f, f, 0)),
+            (Hypothesis("cdiv(h,t)*t > n", lambda h, n, b, k: cdiv(h, b * k) * b * k > n),),
+        ),
+        Claim(
+            "h = m*F: found only if (no gap): e = 0, W = w*t + 1, h = g*t, f - need >= k",
+            (_g, _m, _f, _b, _k, _w),
+            lambda g, f, b, k, w: both(
+                _window_at(g * k * b, w * b * k + 1, 0, b * k) == g - w - 1,
+                negation(
+                    _stored(g - w - 1, g * k * b, b, k, f, cov.store_need_blocks(w * b * k + 1, 0, b, 0), 0)
+                ),
+            ),
+            (
+                Hypothesis("h = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+                Hypothesis("f - need >= k", lambda f, k, w: f - w * k >= k),
+            ),
+            lambda g, m, f, b, k, w: (
+                lemmas.scaled(0, -w * k, b),
+                lemmas.scaled(0, -g, b * k),
+                *_window_pairs(g * k * b, w * b * k + 1, 0, b * k, w, w + 1),
+                *_pairs(f, floordiv((g - w - 1) * k, f), m - 1),
+                lemmas.nonnegative(m - 1, f),
+                *_pairs(k, g, w + 1),
+            ),
+        ),
+        _found_last("h = n - 1: found if", cov.store_need_blocks, True),
+        Claim(
+            "h = n - 1: found only if: W = w*t + 1 - e, f - need >= k",
+            (_g, _m, _f, _b, _k, _e, _w),
+            lambda g, f, b, k, e, w: both(
+                _window_at(g * k * b - 1, w * b * k + 1 - e, e, b * k) == g - w - 1,
+                negation(
+                    _stored(
+                        g - w - 1, g * k * b, b, k, f, cov.store_need_blocks(w * b * k + 1 - e, e, b, 0), 0
+                    )
+                ),
+            ),
+            (
+                Hypothesis("n = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+                Hypothesis("f - need >= k", lambda f, k, w: f - w * k >= k),
+                Hypothesis("t >= 2", lambda b, k: b * k >= 2),
+                Hypothesis("W >= 1", lambda b, k, e, w: w * b * k + 1 - e >= 1),
+            ),
+            lambda g, m, f, b, k, e, w: (
+                lemmas.scaled(0, -w * k, b),
+                lemmas.scaled(1, -g, b * k),
+                *_pairs(b * k, floordiv(1, b * k), 0),
+                *_window_pairs(g * k * b - 1, w * b * k + 1 - e, e, b * k, w, w + 1),
+                *_pairs(f, floordiv((g - w - 1) * k, f), m - 1),
+                lemmas.nonnegative(m - 1, f),
+                *_pairs(k, g, w + 1),
+            ),
+        ),
+        _found_dropping("h = m*F, group with drop: found if", cov.store_need_blocks, True),
+        _lost_dropping(
+            "h = m*F, group with drop: found only if (no gap): e = 0, W = w*t + 1, f - need >= k",
+            Hypothesis("f - need >= k", lambda r, k, w: r * k - w * k - 1 >= k),
+        ),
+        _lost_dropping(
+            "h = F, group with drop: found only if: e = 0, W = w*t + 1, f - need = k - 1, the first segment",
+            Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda m, r, k, w: both(m == 1, r == w + 1, k >= 2)),
+        ),
+        Claim(
+            "the largest hit that full attention allows: n - 1 if F | n, else the last multiple of F; with its drop, "
+            "F less than the last multiple",
+            (_n, _F, _d),
+            lambda n, F, d: cov.shrink_hit(
+                cov.lookup_candidate(n, 1), cov.tail_drop(cov.full_chunks_of(n, F), d), F
+            )
+            == (n - 1 if d == 0 and floormod(n, F) == 0 else round_down(n, F) - d * F),
+            (Hypothesis("d <= 1", lambda d: d <= 1),),
+            lambda d, n, F: (*_pairs(F, d, 0, 1), *_pairs(F, floordiv(n, F), d)),
+        ),
+        Claim(
+            "with a Mamba chunk M = g*F: the candidate is the last multiple of M below n, a multiple of F that full "
+            "attention does not shrink",
+            (_n, _F, _g, Symbol("y", 0, "a multiple of M, in units of M")),
+            lambda n, F, g, y: both(
+                cov.lookup_candidate(n, g * F) == floordiv(n - 1, g * F) * g * F,
+                cov.lookup_candidate(n, g * F) < n,
+                implies(y * g * F < n, y * g * F <= cov.lookup_candidate(n, g * F)),
+                cov.shrink_hit(cov.lookup_candidate(n, g * F), cov.full_chunks_of(n, F), F)
+                == cov.lookup_candidate(n, g * F),
+            ),
+            (),
+            lambda n, F, g, y: (
+                *_pairs(g * F, y, floordiv(n - 1, g * F)),
+                *_pairs(F, floordiv(n, F), floordiv(n - 1, g * F) * g),
+            ),
+        ),
+        _found_aligned("h = m*F, corrected mask: found", cov.store_need_blocks_corrected, False),
+        _found_last("h = n - 1, corrected mask: found", cov.store_need_blocks_corrected, False),
+        _found_dropping("h = m*F, group with drop, corrected mask: found", cov.store_need_blocks_corrected, False),
+    ),
+    (
+        Refutation(
+            "0.33.0: every multiple of F is found (e = 0, t | W - 1)",
+            "historic",
+            _found_aligned("h = m*F: found, release 0.33.0", cov.store_need_blocks, False),
+            {"m": 4, "f": 4, "b": 16, "k": 1, "W": 33, "e": 0, "n": 257, "j": 13},
+            _tell_lost("0.33.0", 0),
+            ("f", "b", "k"),
+        ),
+        Refutation(
+            "0.33.0: h = n - 1 is found when F | n (t | W + e - 1)",
+            "historic",
+            _found_last("h = n - 1: found, release 0.33.0", cov.store_need_blocks, False),
+            {"g": 16, "m": 4, "f": 4, "b": 16, "k": 1, "W": 32, "e": 1, "j": 13},
+            _tell_lost("0.33.0", 1),
+            ("f", "b", "k"),
+        ),
+    ),
+    (_LARGEST, _SCAN, _PREFIX, _STORE),
+    (
+        "Where h = n - 1 is lost, lookup falls back to the next multiple of F: an identical prompt of length n = m*F "
+        "reuses m*F - F tokens instead of n - 1.",
+    ),
+)
+
+THEOREMS: tuple[Theorem, ...] = (_division, _coverage, _blocks, _base, _in_flight, _agreement)
