@@ -131,7 +131,7 @@ def test_aligned_split() -> None:
 
 def test_pieces_of_the_split() -> None:
     for start, end, block in product(range(12), range(12), BLOCKS):
-        assert align.next_boundary(start, block) == multiples(block, start, start + block)[0]
+        assert align.boundary_from(start, block) == multiples(block, start - 1, start + block)[0]
         for stop in range(12):
             inside = stop in range(start + 1, end)
             assert align.stop_inside(start, end, stop) == (stop if inside else end)

@@ -73,7 +73,7 @@ first_live_column = checked(align.first_live_column)
 frees_last_state = checked(align.frees_last_state)
 boundary_registrable = checked(align.boundary_registrable)
 checkpoint_position = checked(align.checkpoint_position)
-next_boundary = checked(align.next_boundary)
+boundary_from = checked(align.boundary_from)
 aligned_chunk_end = checked(align.aligned_chunk_end)
 stop_inside = checked(align.stop_inside)
 junction_stop = checked(align.junction_stop)
@@ -97,6 +97,7 @@ __all__ = [
     "base_window_chunks_v0_30",
     "blocks_of",
     "boundaries_crossed",
+    "boundary_from",
     "boundary_offset",
     "boundary_reached",
     "boundary_registrable",
@@ -136,7 +137,6 @@ __all__ = [
     "lookup_window_chunks",
     "lookup_window_chunks_v0_30",
     "mamba_state_tokens",
-    "next_boundary",
     "pads_column",
     "pending_blocks_bound",
     "query_end_chunk",

@@ -214,7 +214,7 @@ def boundary_registrable(boundary: int, computed: int, scheduled: int, known: in
     Source: `core/kv_cache_manager.py::KVCacheManager.allocate_slots` (extent) and
     `core/single_type_kv_cache_manager.py::SingleTypeKVCacheManager.cache_blocks` (hashes).
     """
-    return boundary <= min(computed + scheduled, known) and boundary + lookahead <= known
+    return boundary <= computed + scheduled and boundary + lookahead <= known
 
 
 @domain(tokens=NATURAL, unit=POSITIVE, lookahead=NATURAL)
@@ -229,12 +229,12 @@ def checkpoint_position(tokens: int, unit: int, drop: bool, lookahead: int) -> i
 
 
 @domain(tokens=NATURAL, block=POSITIVE)
-def next_boundary(tokens: int, block: int) -> int:
-    """The first boundary above `tokens`.
+def boundary_from(tokens: int, block: int) -> int:
+    """The first boundary at or above `tokens`.
 
     Source: `core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`.
     """
-    return (floordiv(tokens, block) + 1) * block
+    return cdiv(tokens, block) * block
 
 
 @domain(start=NATURAL, end=NATURAL, prefill_end=NATURAL, block=POSITIVE, step_limit=POSITIVE)
@@ -253,7 +253,7 @@ def aligned_chunk_end(start: int, end: int, prefill_end: int, block: int, step_l
 @domain(start=NATURAL, end=NATURAL, stop=NATURAL)
 def stop_inside(start: int, end: int, stop: int) -> int:
     """The stop if it lies strictly inside the chunk [start, end), else the chunk's end."""
-    return stop if stop > start and stop < end else end
+    return min(end, stop) if stop > start else end
 
 
 @domain(start=NATURAL, junction=NATURAL, block=POSITIVE)
@@ -293,17 +293,12 @@ def aligned_split(
     if start >= prefill_end:
         return scheduled
     end = aligned_chunk_end(start, start + scheduled, prefill_end, block, step_limit)
-    if end <= start:
-        return 0
-    if junction > start and junction < end:
+    if junction < end:
         end = stop_inside(start, end, junction_stop(start, junction, block))
     if not exports:
-        if floormod(start, block) != 0:
-            end = min(end, next_boundary(start, block))
-        end = stop_inside(start, end, last)
-        if tail > last:
-            end = stop_inside(start, end, tail)
-    return end - start
+        end = stop_inside(start, end, boundary_from(start, block))
+        end = stop_inside(start, end, last if last > start else tail)
+    return max(end - start, 0)
 
 
 @domain(known=NATURAL, computed=NATURAL, scheduled=NATURAL, prefill_lookahead=NATURAL)
@@ -315,9 +310,9 @@ def lookahead_reserve(known: int, computed: int, scheduled: int, prefill_lookahe
     Source: `core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead`, applied after the split.
     """
     remaining = known - computed - scheduled
-    if remaining > 0 and remaining < prefill_lookahead:
-        return max(scheduled - (prefill_lookahead - remaining), 0)
-    return max(scheduled, 0)
+    if remaining <= 0:
+        return scheduled
+    return max(scheduled - max(prefill_lookahead - remaining, 0), 0)
 
 
 @domain(known=NATURAL, computed=NATURAL, scheduled=NATURAL, block=POSITIVE, prefill_lookahead=NATURAL)

@@ -47,6 +47,17 @@ def same(u: Any, v: Any, factor: Any) -> tuple[LemmaUse, ...]:
     return monotone(u - 1, v, factor), monotone(v - 1, u, factor)
 
 
+def same_boundary(s: Any, bs: Any) -> tuple[LemmaUse, ...]:
+    """The boundary at or above s, counted by cdiv, lies at s or is the end of the block that s lies in."""
+    up, down = cdiv(s, bs), floordiv(s, bs)
+    return *equal(up, down, bs), *same(up, down, bs), *equal(up, down + 1, bs), *same(up, down + 1, bs)
+
+
+def on_boundary(blocks: Any, bs: Any) -> tuple[LemmaUse, ...]:
+    """blocks * bs leaves no remainder."""
+    return scaled(0, blocks, bs), *same(blocks, floordiv(blocks * bs, bs), bs)
+
+
 # --- 11: the seed column ------------------------------------------------------------------------------------
 
 
@@ -202,7 +213,8 @@ THEOREM_12 = Theorem(
             "source column is not freed before its step is processed",
             (_c, _q, Symbol("t", 0, "tokens processed"), _bs),
             lambda c, q, t, bs: both(
-                align.running_column(c, q, bs) >= align.first_live_column(t, bs),
+                align.first_live_column(t, bs) >= 0,
+                align.first_live_column(t, bs) <= align.running_column(c, q, bs),
                 negation(align.frees_last_state(align.running_column(c, q, bs), t, bs)),
             ),
             (Hypothesis("t <= c + q", lambda t, c, q: t <= c + q),),
@@ -285,7 +297,11 @@ def _taken_by_step(column: Any, before: Any, running: Any, drafts: Any, bs: Any)
 
 def _gap(c: Any, q: Any, p: Any, e: Any, K: Any, bs: Any) -> Truth:
     running, before = align.running_column(c, q, bs), align.running_column(e, 0, bs)
-    return iff(_taken_by_step(p, e, running, K, bs), both(p > before, p < running))
+    columns = align.required_columns(e, 0, bs, K)
+    return both(
+        iff(_taken_by_step(p, e, running, K, bs), both(p > before, p < running)),
+        implies(align.relocates_column(p, columns, running, K), p < columns),
+    )
 
 
 def _destination_taken(c: Any, q: Any, a: Any, w: Any, g: Any, K: Any, bs: Any) -> Truth:
@@ -834,9 +850,14 @@ def _exporting(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any
     return align.aligned_split(s, q, pe, bs, limit, last, tail, j, True)
 
 
+def _next_boundary(s: Any, bs: Any) -> Any:
+    """The first boundary above s."""
+    return (floordiv(s, bs) + 1) * bs
+
+
 def _non_final_end(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any, bs: Any) -> Truth:
     end = s + _split(s, q, pe, limit, last, tail, j, bs)
-    wide = both(bs > limit, end < align.next_boundary(s, bs))
+    wide = both(bs > limit, end < _next_boundary(s, bs))
     return implies(both(end > s, end < pe), either(floormod(end, bs) == 0, end == tail, wide))
 
 
@@ -849,6 +870,19 @@ def _progress(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any,
         scheduled >= 0,
         scheduled <= q,
         implies(s >= pe, scheduled == q),
+    )
+
+
+def _what_cuts(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any, bs: Any) -> Truth:
+    uncut = align.aligned_chunk_end(s, s + q, pe, bs, limit)
+    end = s + _split(s, q, pe, limit, last, tail, j, bs)
+    return either(
+        end == uncut,
+        both(end == s, uncut <= s),
+        end == last,
+        both(end == tail, tail > last),
+        both(end == _next_boundary(s, bs), floormod(s, bs) != 0),
+        both(end == align.junction_stop(s, j, bs), j > s, j < uncut),
     )
 
 
@@ -936,7 +970,7 @@ THEOREM_17 = Theorem(
             SPLIT,
             _progress,
             (),
-            lambda s, q, bs: (scaled(0, floordiv(s, bs) + 1, bs),),
+            lambda s, q, bs: same_boundary(s, bs),
         ),
         Claim(
             "a non-final chunk ends on a boundary, or where it must",
@@ -944,9 +978,35 @@ THEOREM_17 = Theorem(
             _non_final_end,
             (PREFILL, LAST_ON_BOUNDARY),
             lambda s, q, j, bs: (
-                scaled(0, floordiv(s, bs) + 1, bs),
-                scaled(0, floordiv(s + q, bs), bs),
+                *same_boundary(s, bs),
+                *on_boundary(cdiv(s, bs), bs),
+                *on_boundary(floordiv(s + q, bs), bs),
                 scaled(s, floordiv(j - s, bs), bs),
+            ),
+        ),
+        Claim(
+            "what cuts a chunk short",
+            SPLIT,
+            _what_cuts,
+            (PREFILL,),
+            lambda s, bs: same_boundary(s, bs),
+        ),
+        Claim(
+            "a non-final chunk that holds a boundary is moved down to its last one",
+            (_start, _q17, _end, _limit, _bs),
+            lambda s, q, pe, limit, bs: both(
+                floormod(align.aligned_chunk_end(s, s + q, pe, bs, limit), bs) == 0,
+                align.aligned_chunk_end(s, s + q, pe, bs, limit) <= s + q,
+                align.aligned_chunk_end(s, s + q, pe, bs, limit) + bs > s + q,
+            ),
+            (
+                Hypothesis("s + q < pe", lambda s, q, pe: s + q < pe),
+                Hypothesis("a boundary lies in it", lambda s, q, bs: _next_boundary(s, bs) <= s + q),
+            ),
+            lambda s, q, bs: (
+                scaled(0, floordiv(s + q, bs), bs),
+                *same(floordiv(s + q, bs), floordiv(floordiv(s + q, bs) * bs, bs), bs),
+                *same(floordiv(s, bs), floordiv(s + q, bs), bs),
             ),
         ),
         Claim(
@@ -954,9 +1014,10 @@ THEOREM_17 = Theorem(
             SPLIT,
             lambda s, q, pe, limit, last, tail, j, bs: implies(
                 floormod(s, bs) != 0,
-                s + _split(s, q, pe, limit, last, tail, j, bs) <= align.next_boundary(s, bs),
+                s + _split(s, q, pe, limit, last, tail, j, bs) <= _next_boundary(s, bs),
             ),
             (PREFILL,),
+            lambda s, bs: same_boundary(s, bs),
         ),
         Claim(
             "a chunk stops at the last checkpoint and at the tail",
@@ -977,15 +1038,18 @@ THEOREM_17 = Theorem(
             (PREFILL,),
         ),
         Claim(
-            "next boundary",
+            "the first boundary at or above s",
             (_start, _bs),
             lambda s, bs: both(
-                align.next_boundary(s, bs) > s,
-                align.next_boundary(s, bs) <= s + bs,
-                floormod(align.next_boundary(s, bs), bs) == 0,
+                align.boundary_from(s, bs) >= s,
+                align.boundary_from(s, bs) < s + bs,
+                floormod(align.boundary_from(s, bs), bs) == 0,
             ),
             (),
-            lambda s, bs: (scaled(0, floordiv(s, bs) + 1, bs),),
+            lambda s, bs: (
+                scaled(0, cdiv(s, bs), bs),
+                *same(cdiv(s, bs), floordiv(cdiv(s, bs) * bs, bs), bs),
+            ),
         ),
         Claim(
             "checkpoint position without the drop: the last with max(1, L) tokens above it",
@@ -1020,17 +1084,17 @@ THEOREM_17 = Theorem(
             (Hypothesis("s <= j", lambda s, j: s <= j),),
             lambda s, j, bs: (
                 same(floordiv(j - s, bs), floordiv(floordiv(j - s, bs) * bs, bs), bs)
-                + (scaled(0, floordiv(j - s, bs), bs),)
+                + (scaled(0, floordiv(j - s, bs), bs), nonnegative(floordiv(j - s, bs), bs))
             ),
         ),
         Claim(
             "with an internal checkpoint a chunk is cut by a shared prefix only",
             SPLIT,
-            lambda s, q, pe, limit, last, tail, j, bs: _exporting(s, q, pe, limit, last, tail, j, bs) == q,
-            (
-                Hypothesis("the chunk ends the prefill", lambda s, q, pe: s + q >= pe),
-                Hypothesis("no shared prefix ends inside it", lambda s, q, j: either(j <= s, j >= s + q)),
+            lambda s, q, pe, limit, last, tail, j, bs: (
+                _exporting(s, q, pe, limit, last, tail, j, bs)
+                == max(align.aligned_chunk_end(s, s + q, pe, bs, limit) - s, 0)
             ),
+            (Hypothesis("no shared prefix ends inside it", lambda s, q, j: either(j <= s, j >= s + q)),),
         ),
         Claim(
             "with an internal checkpoint and a start on a boundary, a non-final chunk ends on a boundary",
@@ -1061,7 +1125,7 @@ THEOREM_17 = Theorem(
                     "nothing else stops it", lambda s, last, tail, j: both(last <= s, tail <= s, j <= s)
                 ),
             ),
-            lambda s, bs: (scaled(s, 1, bs),),
+            lambda s, bs: (*same_boundary(s, bs), scaled(s, 1, bs)),
         ),
         Claim(
             "and from there no budget ever continues the prefill",
@@ -1073,10 +1137,9 @@ THEOREM_17 = Theorem(
                 Hypothesis("s + P - 1 is a multiple of bs", lambda s, P, bs: floormod(s + P - 1, bs) == 0),
             ),
             lambda s, q, bs, P: (
-                scaled(0, floordiv(s, bs) + 1, bs),
-                scaled(0, floordiv(s + q, bs), bs),
-                *equal(floordiv(s + P - 1, bs), floordiv(s, bs) + 1, bs),
-                *equal(floordiv(s + P - 1, bs), floordiv(s, bs), bs),
+                *same_boundary(s, bs),
+                *equal(floordiv(s + P - 1, bs), cdiv(s, bs), bs),
+                *same(floordiv(s + P - 1, bs), cdiv(s, bs), bs),
             ),
         ),
         Claim(
@@ -1141,7 +1204,7 @@ THEOREM_17 = Theorem(
                 (_start, _q17, _end, _h, _x, _bs),
                 lambda s, q, pe, h, x, bs: implies(
                     floormod(s, bs) != 0,
-                    s + align.aligned_split(s, q, pe, bs, q, 0, 0, 0, True) <= align.next_boundary(s, bs),
+                    s + align.aligned_split(s, q, pe, bs, q, 0, 0, 0, True) <= _next_boundary(s, bs),
                 ),
                 (PREFILL, *EXPORT_VALID),
             ),

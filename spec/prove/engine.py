@@ -97,37 +97,35 @@ def obligation(claim: Claim, fixed: dict[str, int] | None = None) -> Obligation:
     domain = [formula_of(t) for t in _domain(claim.symbols, values)]
     used: dict[str, Lemma] = {}
     failures: list[Formula] = []
+    # An instance of a lemma holds on every path, so it is stated once, not on the path whose hints named it.
+    instances: dict[Formula, None] = {}
 
-    def run() -> tuple[list[Formula], Formula, list[Formula]]:
+    def run() -> Formula:
         for part in domain:
             if part != TRUE:
                 context.assume(part)
-        premises: list[Formula] = []
         for hypothesis in claim.hypotheses:
             premise = formula_of(apply(hypothesis.holds, values))
-            premises.append(premise)
             if premise == FALSE:
-                return premises, TRUE, []
+                return TRUE
             if premise != TRUE:
                 context.assume(premise)
         conclusion = formula_of(apply(claim.holds, values))
-        instances: list[Formula] = []
         for use in apply(claim.hints, values):
             used[use.lemma.name] = use.lemma
-            instances.append(formula_of(use.instance))
-        return premises, conclusion, instances
+            instances[formula_of(use.instance)] = None
+        return conclusion
 
     paths = context.explore(run)
     for path in paths:
-        premises, conclusion, instances = path.result
-        failures.append(conjunction(*path.conditions, *premises, *instances, negate(conclusion)))
+        failures.append(conjunction(*dict.fromkeys((*path.conditions, negate(path.result)))))
         for assumed, divisor in path.obligations:
             positive = formula_of(Int(context, divisor) >= 1)
             if positive in path.conditions[:assumed]:
                 continue  # stated as it stands by the path, most often by a symbol's domain
-            failures.append(conjunction(*path.conditions[:assumed], *instances, negate(positive)))
+            failures.append(conjunction(*path.conditions[:assumed], negate(positive)))
 
-    facts = list(domain)
+    facts = [*domain, *instances]
     notes = []
     for division in context.divisions.values():
         q = Int(context, (((division.atom,), 1),))
