@@ -35,6 +35,9 @@ THEOREMS = {
 }
 """Theorems with a side condition that a deployment can fail; the configuration refuses K + 1 > block."""
 
+LOADS = frozenset({1, 7})
+"""Theorems without which a load may name what is absent, or a state of other tokens."""
+
 
 def gaps(config: Config) -> list[Gap]:
     """All of them, by theorem number."""

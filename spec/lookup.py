@@ -337,3 +337,38 @@ def _find_chunks(
         if run >= need:
             return index + run - first
     return run
+
+
+# -- what a load then names ----------------------------------------------------------------------------------
+
+
+def named_chunks(config: Config, group: Group, hit_tokens: int, local_tokens: int = 0) -> range:
+    """Chunks of a group that a load names for a hit that ends ``hit_tokens`` after the prompt's start.
+
+    Source: ``offloading/scheduler.py::update_state_after_alloc``: those of the columns that allocation made.
+    """
+    block, blocks = group.block_tokens, config.blocks_per_chunk
+    if group.kind is Kind.FULL:
+        first = arith.demand_first_chunk_full(local_tokens, block, blocks)
+    elif group.kind is Kind.WINDOW:
+        first = arith.demand_first_chunk_window(
+            hit_tokens, local_tokens, group.window_tokens, group.extra_tokens, block, blocks
+        )
+    elif group.kind is Kind.CHUNKED:
+        first = arith.demand_first_chunk_chunked(hit_tokens, local_tokens, group.window_tokens, block, blocks)
+    else:
+        first = arith.demand_first_chunk_mamba(hit_tokens, block, blocks)
+    return range(first, arith.demand_end_chunk(hit_tokens, chunk_tokens(config, group)))
+
+
+def wrong_in_load(config: Config, ends: Ends, hit_tokens: int) -> str | None:
+    """What is wrong with an admitted hit's load: an absent chunk, a state past the hit; None if nothing."""
+    for group, present in zip(config.groups, ends, strict=True):
+        chunk = chunk_tokens(config, group)
+        for index in named_chunks(config, group, hit_tokens):
+            if (index + 1) * chunk not in present:
+                return f"chunk {index} of group {group.name!r} is named and absent"
+        if group.kind is Kind.MAMBA and arith.mamba_state_tokens(hit_tokens, chunk) != hit_tokens:
+            state = arith.mamba_state_tokens(hit_tokens, chunk)
+            return f"group {group.name!r} loads the state after {state} tokens"
+    return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import gcd, lcm
 from typing import Literal
 
@@ -373,13 +374,14 @@ def scaled(config: Config) -> Config:
     """A twin with the same rules and smaller numbers, in which every pair of requests can be tried.
 
     1. One block size and no window: a block is three hash blocks at most.
-    2. All sizes are divided by one number that divides them all, so that a hash block keeps two tokens, a
+    2. A chunk is four blocks at least, and windows keep their size in chunks.
+    3. All sizes are divided by one number that divides them all, so that a hash block keeps two tokens, a
        step of K + 1 tokens fits a Mamba block, and no window becomes a whole number of blocks plus one token
        that was not one before.  Where extra tokens are retained there is no such number.
-    3. Windows are shortened by whole periods to between one and two of them, which keeps where they begin
+    4. Windows are shortened by whole periods to between one and two of them, which keeps where they begin
        within a block and a chunk.
     """
-    config = _fewer_hash_blocks(config)
+    config = _smaller_chunks(_fewer_hash_blocks(config))
     divisor = max(d for d in range(1, config.hash_block_tokens + 1) if _divides(config, d))
     groups = tuple(
         replace(g, block_tokens=g.block_tokens // divisor, window_tokens=g.window_tokens // divisor)
@@ -398,6 +400,18 @@ def _fewer_hash_blocks(config: Config) -> Config:
     if windowed or len(sizes) > 1 or block <= 3 * hash_block or 3 * hash_block < config.drafts + 1:
         return config
     return replace(config, groups=tuple(replace(g, block_tokens=3 * hash_block) for g in config.groups))
+
+
+def _smaller_chunks(config: Config) -> Config:
+    blocks = config.blocks_per_chunk
+    if not config.offload or any(group.extra_tokens for group in config.groups):
+        return config
+    for fewer in range(4, blocks):
+        windows = [group.window_tokens * fewer for group in config.groups]
+        if blocks % fewer == 0 and not any(window % blocks for window in windows):
+            groups = (replace(g, window_tokens=g.window_tokens * fewer // blocks) for g in config.groups)
+            return replace(config, blocks_per_chunk=fewer, groups=tuple(groups))
+    return config
 
 
 def _divides(config: Config, divisor: int) -> bool:
@@ -430,7 +444,8 @@ def cases(config: Config, tier: Tier) -> Iterator[tuple[Case, lookup.Left]]:
 
     The first request has any length; what lies beyond its prompt is one period of output, two with the tail
     drop (none in the pool, which makes no difference between prompt and output, and none after a prefill in
-    one step).  The second shares any number of its tokens and ends there, one token or one period later.
+    one step).  The second shares any number of its tokens and ends there, one token later, or one period
+    after that.
     """
     horizon, period = horizon_tokens(config), period_tokens(config)
     mamba = any(group.kind is Kind.MAMBA for group in config.groups)
@@ -441,7 +456,7 @@ def cases(config: Config, tier: Tier) -> Iterator[tuple[Case, lookup.Left]]:
             prompt = max(1, known - output)
             left = lookup.left_by(config, prompt, known, states)
             for shared in range(1, known + 1):
-                for tokens in (shared, shared + 1, shared + period):
+                for tokens in (shared, shared + 1, shared + 1 + period):
                     yield Case(prompt, known, shared, tokens, one_step), left
 
 
@@ -466,8 +481,48 @@ def confirm(statements: list[Never], twin: Config) -> list[Confirmation]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What brute force said about the loads of all admitted hits of the twin."""
+
+    admitted: int  # pairs of requests with a hit in the tier
+    wrong: tuple[Case, int, str] | None  # the first hit whose load names something absent or of other tokens
+
+
+def check_loads(twin: Config) -> Loads:
+    """Restore every hit that the tier admits: over every case, and once more with one entry evicted."""
+    admitted, wrong = 0, None
+    if not twin.offload:
+        return Loads(0, None)
+    for case, ends, hit in chain(answers(twin, "offload"), evicted(twin)):
+        admitted += hit > 0
+        problem = lookup.wrong_in_load(twin, ends, hit) if hit and wrong is None else None
+        if problem:
+            wrong = (case, hit, problem)
+    return Loads(admitted, wrong)
+
+
+def evicted(config: Config) -> Iterator[tuple[Case, lookup.Ends, int]]:
+    """What the tier answers once any single entry is gone; the first request was the longest."""
+    known = horizon_tokens(config)
+    left = lookup.left_by(config, known, known)
+    for shared in range(1, known + 1):
+        ends = seen(config, "offload", left, shared)
+        for index, group in enumerate(ends):
+            for end in group:
+                holed = (*ends[:index], group - {end}, *ends[index + 1 :])
+                for tokens in (shared, shared + 1):
+                    case = Case(known, known, shared, tokens, one_step=False)
+                    yield case, holed, lookup.offload_hit(config, holed, tokens)
+
+
 def hits(config: Config, tier: Tier) -> Iterator[tuple[Case, int]]:
     """Every case with the hit that the lookup answers."""
+    return ((case, hit) for case, _, hit in answers(config, tier))
+
+
+def answers(config: Config, tier: Tier) -> Iterator[tuple[Case, lookup.Ends, int]]:
+    """Every case with the entries that the second request sees and the hit that the lookup answers."""
     last: tuple[int, bool, int] | None = None
     ends: lookup.Ends = ()
     for case, left in cases(config, tier):
@@ -475,9 +530,9 @@ def hits(config: Config, tier: Tier) -> Iterator[tuple[Case, int]]:
         if key != last:
             last, ends = key, seen(config, tier, left, case.shared_tokens)
         if tier == "local":
-            yield case, lookup.local_hit(config, ends, case.tokens)
+            yield case, ends, lookup.local_hit(config, ends, case.tokens)
         else:
-            yield case, lookup.offload_hit(config, ends, case.tokens)
+            yield case, ends, lookup.offload_hit(config, ends, case.tokens)
 
 
 def _tempts(statement: Never, case: Case) -> bool:

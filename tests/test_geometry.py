@@ -1,0 +1,267 @@
+"""The geometry report: its numbers, its exits, and that its confirmations can fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spec import config, gaps, geometry, lookup, never
+from spec.config import Config, Group, Kind
+from spec.never import Case, Never
+
+ROOT = Path(__file__).parents[1]
+MODELS = [name for name, path in config.shipped().items() if path.parent.name == "models"]
+
+
+@functools.cache
+def reported(name: str) -> geometry.Report:
+    return geometry.report(config.named(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_statement_about_a_public_model_is_confirmed(name: str) -> None:
+    report = reported(name)
+    assert report.confirmed
+    assert report.loads.wrong is None
+    for statement in report.statements:
+        assert statement.confirmation.cases > 100 and statement.confirmation.tempted > 10
+        assert statement.confirmation.remedy_tried and statement.confirmation.allowed
+
+
+def test_at_least_six_public_models_with_a_source_for_every_number() -> None:
+    assert len(MODELS) >= 6
+    for name in MODELS:
+        deployment = config.named(name)
+        keys = [key for key, _ in deployment.source]
+        assert any("block_tokens" in key or key == "group.*" for key in keys), name
+        if any(group.window_tokens for group in deployment.groups):
+            assert any("window_tokens" in key for key in keys), name
+        if deployment.drafts:
+            assert any(key.startswith("speculation") or key == "group.*" for key in keys), name
+
+
+@pytest.mark.parametrize(
+    ("name", "alignment", "local", "offload"),
+    [
+        ("hybrid-1616", 1616, 3232, 3232),
+        ("qwen3-next-mtp", 560, 561, None),
+        ("qwen3-next-mtp-offload", 560, 1120, 1120),
+        ("qwen3.5-4b-fine", 16, 16, None),
+        ("nemotron-3-super", 8320, 8320, None),
+        ("draft-incommensurate", 13824, 13824 + 3456, None),
+        ("gpt-oss", 16, 16, 64),
+        ("gemma-3-27b", 16, 16, 256),
+        ("jamba", 80, 80, 160),
+        ("step-3.5-mtp2", 16, 32, 32),
+        ("llama-4-scout", 16, 16, 256),
+    ],
+)
+def test_alignment_and_smallest_reusable_prefix(
+    name: str, alignment: int, local: int, offload: int | None
+) -> None:
+    report = reported(name)
+    assert report.alignment_tokens == alignment
+    assert (report.smallest_local_tokens, report.smallest_offload_tokens) == (local, offload)
+
+
+def test_what_retention_costs_in_chunks() -> None:
+    window = reported("step-3.5-mtp2").groups[1]
+    assert (window.window_chunks, window.window_chunks_inside, window.extra_chunks) == (33, 34, 1)
+    assert reported("gpt-oss").groups[1].extra_chunks == 0
+    assert reported("gpt-oss").groups[0].extra_chunks is None, "full attention retains everything anyway"
+
+
+@pytest.mark.parametrize(
+    ("state_elements", "state_bytes", "token_bytes", "block"),
+    [
+        (32 * 128 * 128 + 5 * 8192, 2, 2 * 2 * 256 * 2, 560),  # qwen3-next-mtp.toml
+        (32 * 128 * 128 + 3 * 8192, 2, 2 * 2 * 256 * 2, 544),  # the same model without drafts
+        (8192 * (16 + 3), 2, 2 * 8 * 128 * 2, 80),  # jamba.toml
+    ],
+)
+def test_computed_block_sizes(state_elements: int, state_bytes: int, token_bytes: int, block: int) -> None:
+    """The formula that the sources of these files name: blocks in steps of 16 tokens that hold a state."""
+    assert 16 * -(-state_elements * state_bytes // (16 * token_bytes)) == block
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_scaled_twin_keeps_the_relations(name: str) -> None:
+    """What extra tokens cost, what a hit inside a chunk costs, whether the store prunes, how hits align."""
+    deployment = config.named(name)
+    twin = never.scaled(deployment)
+    assert lookup.fine_grained(twin) == lookup.fine_grained(deployment)
+    assert [s.name for s in never.nevers(twin)] == [s.name for s in never.nevers(deployment)]
+    for group, small in zip(deployment.groups, twin.groups, strict=True):
+        a, b = geometry._group_row(deployment, group), geometry._group_row(twin, small)
+        assert (a.extra_chunks, a.kept_blocks == a.segment_blocks) == (
+            b.extra_chunks,
+            b.kept_blocks == b.segment_blocks,
+        )
+        if a.window_chunks is not None and a.window_chunks_inside is not None:
+            assert b.window_chunks is not None and b.window_chunks_inside is not None
+            assert a.window_chunks_inside - a.window_chunks == b.window_chunks_inside - b.window_chunks
+        assert (group.block_tokens > deployment.hash_block_tokens) == (
+            small.block_tokens > twin.hash_block_tokens
+        )
+    assert never.horizon_tokens(twin) <= 200, "brute force stays a matter of seconds"
+
+
+FULL, WINDOW = Group("f", Kind.FULL, 4), Group("w", Kind.WINDOW, 4, window_tokens=8)
+PLAIN = Config("plain", (FULL, WINDOW), 4, offload=True)
+
+
+def said(name: str, forbids: object, allow: object = None) -> Never:
+    return Never(name, "local", "", "", "", forbids, allow)  # type: ignore[arg-type]
+
+
+def test_a_false_never_is_contradicted_by_a_pair_of_requests() -> None:
+    [found] = never.confirm([said("false", lambda case, hit: hit == 8)], PLAIN)
+    assert not found.holds
+    assert found.broken == (Case(8, 8, 8, 9, one_step=False), 8)
+
+
+def test_a_never_that_nothing_could_break_is_not_confirmed() -> None:
+    [found] = never.confirm([said("vacuous", lambda case, hit: hit < 0)], PLAIN)
+    assert found.broken is None and found.tempted == 0 and not found.holds
+
+
+def test_a_remedy_that_does_nothing_is_not_confirmed() -> None:
+    true = said("true", lambda case, hit: hit % 4 != 0, lambda c: c)
+    helped = said(
+        "helped",
+        true.forbids,
+        lambda c: replace(c, hash_block_tokens=2, groups=(replace(FULL, block_tokens=2),)),
+    )
+    idle, works = never.confirm([true, helped], PLAIN)
+    assert idle.broken is None and idle.tempted and not idle.holds
+    assert works.holds and works.allowed is not None
+
+
+def test_the_report_fails_if_a_statement_does() -> None:
+    report = reported("nemotron-3-super")
+    broken = replace(report.statements[0].confirmation, broken=(Case(1, 1, 1, 2, False), 1))
+    bad = replace(report, statements=(replace(report.statements[0], confirmation=broken),))
+    assert not bad.confirmed and "NOT CONFIRMED" in geometry.render(bad)
+    tempted = replace(report.statements[0].confirmation, tempted=0)
+    bad = replace(report, statements=(replace(report.statements[0], confirmation=tempted),))
+    assert not bad.confirmed and "within reach" in geometry.render(bad)
+
+
+def test_a_window_of_whole_chunks_plus_one_token_is_never_served() -> None:
+    """Lookup wants three chunks of a window of 33 tokens, the store keeps two before each multiple of 64."""
+    lost = Config("lost", (Group("f", Kind.FULL, 64), Group("w", Kind.WINDOW, 16, 33)), 16, offload=True)
+    report = geometry.report(lost)
+    assert report.smallest_offload_tokens is None and report.loads.admitted == 0
+    [nothing] = [s for s in report.statements if s.about.name == "nothing"]
+    assert nothing.confirmation.holds and nothing.about.remedy == "blocks_per_chunk = 3"
+    assert [gap.number for gap in report.gaps] == [5]
+    assert report.confirmed
+    kept = replace(lost, groups=(lost.groups[0], replace(lost.groups[1], window_tokens=32)))
+    assert geometry.report(kept).smallest_offload_tokens == 64
+
+
+def test_a_state_of_more_tokens_than_the_hit_is_shown() -> None:
+    """A full chunk that is no multiple of the Mamba chunk: evict one chunk, and a later state is loaded."""
+    mixed = Config("mixed", (Group("f", Kind.FULL, 16), Group("s", Kind.MAMBA, 32)), 16, offload=True)
+    report = geometry.report(mixed)
+    assert report.loads.wrong is not None and "loads the state after" in report.loads.wrong[2]
+    assert {gap.number for gap in report.gaps} == {7, 11, 16, 17}
+    assert report.confirmed, "explained by the gap at theorem 7"
+    assert not replace(report, gaps=()).confirmed
+    assert "in the twin, a hit of" in geometry.render(report)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "numbers"),
+    [
+        (Config("a", (FULL, Group("c", Kind.CHUNKED, 4, 6)), 4, offload=True), [1]),
+        (Config("b", (FULL, Group("c", Kind.CHUNKED, 4, 8)), 4, offload=True), []),
+        (Config("c", (FULL, WINDOW), 4, offload=True, blocks_per_chunk=2), [18]),
+        (Config("d", (FULL, Group("s", Kind.MAMBA, 8)), 4), [11, 16, 17]),
+        (
+            Config(
+                "e", (FULL, Group("s", Kind.MAMBA, 4)), 4, hash_lookahead_tokens=1, drafts=1, draft_modules=1
+            ),
+            [],
+        ),
+        (
+            Config(
+                "f", (FULL, Group("s", Kind.MAMBA, 4)), 4, hash_lookahead_tokens=1, drafts=2, draft_modules=2
+            ),
+            [17],
+        ),
+        (Config("g", (FULL, WINDOW), 4), []),
+    ],
+    ids=lambda value: value.name if isinstance(value, Config) else None,
+)
+def test_which_theorems_do_not_apply(deployment: Config, numbers: list[int]) -> None:
+    assert [gap.number for gap in gaps.gaps(deployment)] == numbers
+
+
+def test_theorems_are_named_as_the_proofs_name_them() -> None:
+    pytest.importorskip("z3")
+    from spec.prove import align, coverage
+
+    names = {theorem.number: theorem.name for theorem in (*coverage.THEOREMS, *align.THEOREMS)}
+    assert {number: names.get(number) for number in gaps.THEOREMS} == gaps.THEOREMS
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spec.geometry", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_list() -> None:
+    done = run("--list")
+    assert done.returncode == 0 and done.stderr == ""
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(config.shipped())
+
+
+def test_report_and_json(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    done = run("nemotron-3-super", "--json", str(target))
+    assert done.returncode == 0 and done.stderr == ""
+    assert "smallest reusable prefix, local  8320 tokens" in done.stdout
+    data = json.loads(target.read_text())
+    assert data["smallest_local_tokens"] == 8320 and all(n["confirmed"] for n in data["nevers"])
+    assert config.parse(data["config"]["toml"]) == config.named("nemotron-3-super")
+    same = run("nemotron-3-super", "--json", "-")
+    assert same.returncode == 0 and json.loads(same.stdout) == data
+
+
+BAD = (
+    'name = "bad"\n[cache]\nhash_block_tokens = 3\n[[group]]\nname = "f"\nkind = "full"\nblock_tokens = 16\n'
+)
+
+
+def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(BAD)
+    done = run(str(path))
+    clash = "hash_block_tokens = 3 does not divide block_tokens = 16 of group 'f'"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"spec.geometry: {path}: {clash}\n"
+    done = run()
+    assert (done.returncode, done.stderr) == (2, "spec.geometry: name a configuration, or ask for --list\n")
+    done = run("nemotron-3-super", "--json", str(tmp_path / "no" / "x.json"))
+    assert done.returncode == 2
+    assert done.stderr == f"spec.geometry: cannot write {tmp_path}/no/x.json: No such file or directory\n"
+    assert run("--colour").returncode == 2
+
+
+def test_the_documented_report_is_current() -> None:
+    """docs/geometry.md holds the report of one model, as the command prints it (but for the time it took)."""
+    text = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
+    assert geometry.render(reported("hybrid-1616")) in text
+    assert "python -m spec.geometry hybrid-1616" in text
