@@ -1,16 +1,18 @@
 """What a hit demands, what lookup checks, what the store keeps.
 
-A request that finds `hit` tokens of its prompt in the offload tier, `local` of them already in GPU blocks, gets a
-GPU block for every column that later steps may read, and each of those blocks is filled from the chunk that covers
-it.  Three formulas must agree, and they live in three places upstream: the allocator decides which columns a hit
-*demands* (retention), lookup decides which chunks were *checked* before the hit was admitted, and the producer's
-mask decides which blocks were ever *stored*.  Release 0.30.0 retained `extra` tokens for draft re-prefill in the
-first place and knew nothing of them in the other two; a demanded chunk could then be absent.
+A request that finds `hit` tokens of its prompt in the offload tier, `local` of them already in GPU blocks,
+gets a GPU block for every column that later steps may read, and each of those blocks is filled from the
+chunk that covers it.  Three formulas must agree, and they live in three places upstream: the allocator
+decides which columns a hit *demands* (retention), lookup decides which chunks were *checked* before the hit
+was admitted, and the producer's mask decides which blocks were ever *stored*.  Release 0.30.0 retained
+`extra` tokens for draft re-prefill in the first place and knew nothing of them in the other two; a demanded
+chunk could then be absent.
 
-Units are in the names: tokens, blocks (of one group), chunks (`blocks_per_chunk` blocks, the unit of the offload
-tier), columns (block positions in a request's row).  A `window` of W tokens includes the token that attends; `extra`
-more are retained for re-prefill by the drafter.  Sources name files of the vLLM package, release 0.33.0 unless
-another is given; where a release has another formula, it has a function of its own, `..._v0_30`.
+Units are in the names: tokens, blocks (of one group), chunks (`blocks_per_chunk` blocks, the unit of the
+offload tier), columns (block positions in a request's row).  A `window` of W tokens includes the token that
+attends; `extra` more are retained for re-prefill by the drafter.  Sources name files of the vLLM package,
+release 0.33.0 unless another is given; where a release has another formula, it has a function of its own,
+`..._v0_30`.
 """
 
 from spec.arith.checked import NATURAL, POSITIVE, Limit, domain
@@ -64,8 +66,8 @@ def span_bound(tokens: int, block: int) -> int:
 def skipped_tokens(computed: int, window: int, extra: int) -> int:
     """Leading tokens that no step after `computed` tokens reads in a sliding-window group.
 
-    `v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens`.  The next query reads
-    window - 1 tokens before itself, and re-prefill may start `extra` tokens earlier.
+    `v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens`.  The next query
+    reads window - 1 tokens before itself, and re-prefill may start `extra` tokens earlier.
     """
     return max(0, computed - window + 1 - extra)
 
@@ -156,8 +158,8 @@ def lookup_first_chunk_full(local: int, chunk: int) -> int:
 def first_checked_chunk(hit: int, local: int, window_chunks: int, chunk: int) -> int:
     """The first chunk known to be present when a windowed group admits `hit` tokens.
 
-    `.../offloading/scheduler.py::_sliding_window_lookup`: either `window_chunks` chunks back from the hit's last
-    chunk, or the whole slice, which starts where the local prefix ends.
+    `.../offloading/scheduler.py::_sliding_window_lookup`: either `window_chunks` chunks back from the hit's
+    last chunk, or the whole slice, which starts where the local prefix ends.
     """
     return max(lookup_first_chunk_full(local, chunk), cdiv(hit, chunk) - window_chunks)
 
@@ -172,8 +174,8 @@ def lookup_first_chunk(hit: int, local: int, window: int, extra: int, chunk: int
 def in_flight_first_chunk(hit: int, local: int, window: int, extra: int, chunk: int) -> int:
     """The first chunk of a sliding-window group that is compared with the chunks being loaded.
 
-    The last part of `.../offloading/scheduler.py::_lookup_complete_chunks`: the end of the lookup slice, as long
-    as the load window.
+    The last part of `.../offloading/scheduler.py::_lookup_complete_chunks`: the end of the lookup slice, as
+    long as the load window.
     """
     return max(floordiv(local, chunk), cdiv(hit, chunk) - lookup_window_chunks(hit, window, extra, chunk))
 
@@ -305,8 +307,8 @@ def store_keeps_chunk(
 ) -> bool:
     """Whether some block of a chunk is kept, which is when the store names the chunk.
 
-    `.../offloading/scheduler.py::_build_store_jobs` asks each block; here the first kept column at or after the
-    chunk's first is computed and compared with the chunk's end.
+    `.../offloading/scheduler.py::_build_store_jobs` asks each block; here the first kept column at or after
+    the chunk's first is computed and compared with the chunk's end.
     """
     first = chunk_index * blocks_per_chunk
     start = max(first, shift)
@@ -319,7 +321,8 @@ def store_keeps_chunk(
 
 @domain(tokens=POSITIVE, mamba_chunk=POSITIVE)
 def lookup_candidate(tokens: int, mamba_chunk: int) -> int:
-    """The longest hit that lookup tries for a prompt of `tokens` tokens (`mamba_chunk` 1 without a Mamba group).
+    """The longest hit that lookup tries for a prompt of `tokens` tokens (`mamba_chunk` 1 without a Mamba
+    group).
 
     `.../offloading/scheduler.py::_lookup_complete_chunks`: one token is left to compute, and the result is
     rounded down to the Mamba chunk once, before any group is asked.
@@ -345,7 +348,9 @@ def tail_drop(found_end_chunk: int, drops: int) -> int:
 
 @domain(candidate=NATURAL, chunk=POSITIVE, drops=FLAG, keyed_chunks=NATURAL)
 def query_end_chunk(candidate: int, chunk: int, drops: int, keyed_chunks: int) -> int:
-    """One past the last chunk that lookup asks for: one more than the candidate needs in a group that drops."""
+    """One past the last chunk that lookup asks for: one more than the candidate needs in a group that
+    drops.
+    """
     return min(cdiv(candidate + drops * chunk, chunk), keyed_chunks)
 
 

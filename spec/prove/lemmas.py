@@ -86,3 +86,13 @@ congruent = Lemma(
         (Hypothesis("u = v", lambda u, v: u == v),),
     )
 )
+
+multiple = Lemma(
+    Claim(
+        "remainder of a multiple",
+        (_v, _c),
+        lambda v, c: (v * c) % c == 0,
+        (),
+        lambda v, c: (scaled(0, v, c), congruent((v * c) // c, v, c)),
+    )
+)
