@@ -22,7 +22,6 @@ from spec.prove.solvers import Solver
 from spec.prove.symbolic import (
     FALSE,
     TRUE,
-    Bool,
     Context,
     Formula,
     Int,
@@ -480,31 +479,31 @@ def prove_theorem(theorem: Theorem, settings: Settings) -> TheoremResult:
     return TheoremResult(theorem, verdict, time.perf_counter() - began, claims, refutes)
 
 
-def used_lemmas(results: tuple[TheoremResult, ...]) -> tuple[Lemma, ...]:
-    """Every lemma that a proof used, and those that these lemmas use, in the order of `lemmas`."""
-    known = {value.name: value for value in vars(lemmas).values() if isinstance(value, Lemma)}
-    wanted = {name for result in results for name in result.lemmas}
-    grown = True
-    while grown:
-        more = {n for name in wanted for n in obligation(known[name].claim).lemmas} - wanted
-        wanted |= more
-        grown = bool(more)
-    return tuple(lemma for name, lemma in known.items() if name in wanted)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The results of a run: theorems, and the lemmas that their proofs used."""
+
+    theorems: tuple[TheoremResult, ...]
+    lemmas: tuple[ClaimResult, ...]
 
 
-__all__ = [
-    "Bool",
-    "ClaimResult",
-    "RefutationResult",
-    "Settings",
-    "TheoremResult",
-    "Verdict",
-    "holds_at",
-    "instance_of",
-    "obligation",
-    "prove_claim",
-    "prove_theorem",
-    "refute",
-    "smallest_counterexample",
-    "used_lemmas",
-]
+def prove_all(
+    theorems: tuple[Theorem, ...],
+    settings: Settings,
+    on_result: Callable[[TheoremResult], None] = lambda result: None,
+) -> Outcome:
+    """Prove theorems, then every lemma that a proof used; `on_result` hears of each theorem at once."""
+    results = []
+    for theorem in theorems:
+        results.append(prove_theorem(theorem, settings))
+        on_result(results[-1])
+    wanted = {lemma for result in results for claim in result.claims for lemma in claim.lemmas}
+    proved = []
+    for lemma in reversed(
+        lemmas.ALL
+    ):  # a lemma uses only earlier ones, so each is wanted before it is reached
+        if lemma.name in wanted:
+            deadline = time.perf_counter() + settings.timeout_s
+            proved.append(prove_claim(lemma.claim, settings, deadline, f"lemma {lemma.name}"))
+            wanted |= set(obligation(lemma.claim).lemmas)
+    return Outcome(tuple(results), tuple(reversed(proved)))
