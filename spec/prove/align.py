@@ -836,6 +836,7 @@ _tail = Symbol("tail", 0, "checkpoint of the prompt's partial tail")
 _junction = Symbol("j", 0, "end of a shared prefix")
 _P = Symbol("P", 0, "prefill lookahead")
 _known = Symbol("v", 0, "tokens known")
+_budget = Symbol("g", 1, "token budget of the step")
 
 SPLIT = (_start, _q17, _end, _limit, _last, _tail, _junction, _bs)
 PREFILL = Hypothesis("s < pe", lambda s, pe: s < pe)
@@ -918,10 +919,9 @@ def _reserve(v: Any, s: Any, q: Any, P: Any) -> Truth:
     )
 
 
-def _composed(
-    s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any, bs: Any, v: Any, P: Any
-) -> Any:
-    return align.lookahead_reserve(v, s, _split(s, q, pe, limit, last, tail, j, bs), P)
+def _composed(s: Any, q: Any, limit: Any, bs: Any, v: Any, P: Any) -> Any:
+    """The release's order, the split and then the reserve, for a prompt of v tokens without stops of its own."""
+    return align.lookahead_reserve(v, s, align.aligned_split(s, q, v, bs, limit, 0, 0, 0, False), P)
 
 
 def _aligned_reserve(v: Any, s: Any, q: Any, bs: Any, P: Any) -> Truth:
@@ -1113,27 +1113,22 @@ THEOREM_17 = Theorem(
         Claim("the reserve leaves nothing or enough", (_known, _start, _q17, _P), _reserve),
         Claim(
             "the release's reserve can end a chunk P-1 tokens below a boundary",
-            SPLIT + (_P,),
-            lambda s, q, pe, limit, last, tail, j, bs, P: (
-                _composed(s, bs, pe, limit, last, tail, j, bs, pe, P) == bs - (P - 1)
-            ),
+            (_start, _limit, _bs, _known, _P),
+            lambda s, limit, bs, v, P: _composed(s, bs, limit, bs, v, P) == bs - (P - 1),
             (
                 Hypothesis("2 <= P <= bs <= limit", lambda P, bs, limit: both(P >= 2, P <= bs, bs <= limit)),
-                Hypothesis("pe = s + bs + 1", lambda pe, s, bs: pe == s + bs + 1),
+                Hypothesis("v = s + bs + 1", lambda v, s, bs: v == s + bs + 1),
                 Hypothesis("s is a multiple of bs", lambda s, bs: floormod(s, bs) == 0),
-                Hypothesis(
-                    "nothing else stops it", lambda s, last, tail, j: both(last <= s, tail <= s, j <= s)
-                ),
             ),
             lambda s, bs: (*same_boundary(s, bs), scaled(s, 1, bs)),
         ),
         Claim(
             "and from there no budget ever continues the prefill",
-            (_start, _q17, _end, _limit, _last, _bs, _P),
-            lambda s, q, pe, limit, last, bs, P: _composed(s, q, pe, limit, last, 0, 0, bs, pe, P) == 0,
+            (_start, _q17, _limit, _bs, _known, _P),
+            lambda s, q, limit, bs, v, P: _composed(s, q, limit, bs, v, P) == 0,
             (
                 Hypothesis("2 <= P <= bs", lambda P, bs: both(P >= 2, P <= bs)),
-                Hypothesis("pe = s + P", lambda pe, s, P: pe == s + P),
+                Hypothesis("v = s + P", lambda v, s, P: v == s + P),
                 Hypothesis("s + P - 1 is a multiple of bs", lambda s, P, bs: floormod(s + P - 1, bs) == 0),
             ),
             lambda s, q, bs, P: (
@@ -1239,16 +1234,16 @@ THEOREM_17 = Theorem(
             "historic",
             Claim(
                 "a chunk with a block of budget is scheduled",
-                (_start, _q17, _bs, _known, _P),
-                lambda s, q, bs, v, P: _composed(s, q, v, q, 0, 0, 0, bs, v, P) > 0,
+                (_start, _budget, _bs, _known, _P),
+                lambda s, g, bs, v, P: _composed(s, min(g, v - s), g, bs, v, P) > 0,
                 (
                     Hypothesis("s < v", lambda s, v: s < v),
-                    Hypothesis("P <= bs <= q", lambda P, bs, q: both(P <= bs, bs <= q)),
+                    Hypothesis("P <= bs <= g", lambda P, bs, g: both(P <= bs, bs <= g)),
                 ),
             ),
-            {"s": 62, "q": 2048, "bs": 16, "v": 65, "P": 3},
-            lambda s, q, bs, v, P: (
-                f"{s} of {v} tokens computed, budget {q}: the split stops at boundary {s // bs * bs + bs}, "
+            {"s": 62, "g": 2048, "bs": 16, "v": 65, "P": 3},
+            lambda s, g, bs, v, P: (
+                f"{s} of {v} tokens computed, budget {g}: the split stops at boundary {s // bs * bs + bs}, "
                 f"the reserve of {P} takes these {s // bs * bs + bs - s} tokens back; the prefill never "
                 f"ends"
             ),
@@ -1260,7 +1255,7 @@ THEOREM_17 = Theorem(
             Claim(
                 "a non-final chunk ends on a boundary after the reserve",
                 (_start, _q17, _bs, _known, _P),
-                lambda s, q, bs, v, P: floormod(s + _composed(s, q, v, q, 0, 0, 0, bs, v, P), bs) == 0,
+                lambda s, q, bs, v, P: floormod(s + _composed(s, q, q, bs, v, P), bs) == 0,
                 (
                     Hypothesis("s is a multiple of bs", lambda s, bs: floormod(s, bs) == 0),
                     Hypothesis("s + q < v", lambda s, q, v: s + q < v),
