@@ -93,14 +93,9 @@ def _offload(config: Config) -> Iterator[Gap]:
                 f"({chunk}) must divide the other",
                 "a load names a chunk that was never looked up: an assertion in prepare_load, or other bytes",
             )
-        if group.kind is Kind.WINDOW and loses_hits(config, group):
-            past = group.window_tokens + group.extra_tokens - 1
-            yield _gap(
-                5,
-                f"group {group.name!r}: window + extra - 1 ({past}) must not be a multiple of the block "
-                f"({group.block_tokens}) while the store keeps only the ends of segments",
-                "the store keeps one block too few before a boundary: hits that were paid for are not found",
-            )
+        lost = lost_hits(config, group) if group.kind is Kind.WINDOW else None
+        if lost:
+            yield _gap(5, f"group {group.name!r}: {lost}", "hits that were paid for are never found")
         if group.kind is Kind.WINDOW and config.blocks_per_chunk > 1:
             yield _gap(
                 18,
@@ -124,12 +119,31 @@ def _state_of_the_hit(config: Config) -> Iterator[Gap]:
             )
 
 
-def loses_hits(config: Config, group: Group) -> bool:
-    """Whether the store's mask for a window group is in use and one block short of what lookup requires."""
-    align, block = lookup.store_alignment_tokens(config), group.block_tokens
+def lost_hits(config: Config, group: Group) -> str | None:
+    """Which hits the store's mask for a window group loses, and by which numbers; None if it loses none.
+
+    The exact condition is theorem 5's: the mask leaves a whole chunk of each segment out, and the lookup asks
+    for one chunk more than the window itself needs.
+    """
+    align, block, chunk = (
+        lookup.store_alignment_tokens(config),
+        group.block_tokens,
+        lookup.chunk_tokens(config, group),
+    )
     if align is None or align % block:
-        return False
-    drop = int(lookup.drops(config, group))
-    kept = arith.store_need_blocks(group.window_tokens, group.extra_tokens, block, drop)
-    needed = arith.store_need_blocks_corrected(group.window_tokens, group.extra_tokens, block, drop)
-    return kept < needed and not arith.store_keeps_all(kept, arith.floordiv(align, block))
+        return None
+    window, extra = group.window_tokens, group.extra_tokens
+    segment = arith.floordiv(align, block)
+    kept = arith.store_need_blocks(window, extra, block, int(lookup.drops(config, group)))
+    if segment - kept < config.blocks_per_chunk:
+        return None
+    keeps = f"while the store keeps {kept} of {segment} blocks a segment"
+    if extra == 0 and (window - 1) % chunk == 0:
+        return f"window - 1 = {window - 1} is a multiple of the chunk ({chunk}), extra_tokens = 0, {keeps}"
+    mamba = any(other.kind is Kind.MAMBA for other in config.groups)
+    if (window + extra - 1) % chunk == 0 and not mamba:
+        past = f"window + extra - 1 = {window + extra - 1}"
+        return (
+            f"{past} is a multiple of the chunk ({chunk}), {keeps}: a hit up to a prompt's last token but one"
+        )
+    return None

@@ -46,7 +46,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of so many shared tokens, so many are reused; None where a tier is off."""
+    """Of so many shared tokens, so many are reused; None where a tier is off, or no state is kept at all."""
 
     shared_tokens: int
     local_tokens: int | None
@@ -175,12 +175,13 @@ def _sample(deployment: Config, shared: int) -> Sample:
         return never.hit_tokens(deployment, tier, left, shared, shared + 1)
 
     local, offload = deployment.prefix_caching, deployment.offload
+    mamba = any(group.kind is Kind.MAMBA for group in deployment.groups)
     return Sample(
         shared,
         reused("local", lookup.every_state) if local else None,
-        reused("local", lookup.one_state) if local else None,
+        reused("local", lookup.one_state) if local and mamba else None,
         reused("offload", lookup.every_state) if offload else None,
-        reused("offload", lookup.one_state) if offload else None,
+        reused("offload", lookup.one_state) if offload and mamba else None,
     )
 
 

@@ -130,8 +130,9 @@ def _cached(config: Config, group: Group, tokens: int, states: States) -> Iterab
         extent = min(first, whole) if tokens >= align else 0
     else:
         extent = tokens if fine else arith.round_down(tokens, align)
+    keeps = _pool_mask(config, group)
     for column in range(arith.floordiv(extent, group.block_tokens)):
-        if group.kind is not Kind.WINDOW or _pool_keeps(config, group, column):
+        if keeps(column):
             yield (column + 1) * group.block_tokens
 
 
@@ -143,34 +144,49 @@ def _stored(config: Config, group: Group, eligible_tokens: int, states: States) 
     if group.kind is Kind.MAMBA:  # offers of boundary states; a boundary inside a chunk is skipped
         yield from (end for end in states(config, group, eligible_tokens) if end % chunk == 0)
         return
+    keeps = _tier_mask(config, group, eligible_tokens)
     for index in range(arith.floordiv(eligible_tokens, chunk)):
-        if group.kind is not Kind.WINDOW or _tier_keeps(config, group, index, eligible_tokens):
+        if keeps(index):
             yield (index + 1) * chunk
 
 
-def _pool_keeps(config: Config, group: Group, column: int) -> bool:
-    """Whether the pool's mask keeps a window group's block (``reachable_block_mask``, no final segment)."""
+Mask = Callable[[int], bool]
+
+
+def _everything(index: int) -> bool:
+    return True
+
+
+def _pool_mask(config: Config, group: Group) -> Mask:
+    """Which columns the pool registers (``reachable_block_mask`` for window groups, no final segment)."""
+    if group.kind is not Kind.WINDOW:
+        return _everything
     drop = int(drops(config, group))
     need = arith.local_need_blocks(group.window_tokens, group.block_tokens) + drop
     segment = arith.floordiv(config.scheduler_block_tokens, group.block_tokens)
-    return arith.store_keeps_all(need, segment) or arith.store_keeps_block(column, need, segment, drop)
+    if arith.store_keeps_all(need, segment):
+        return _everything
+    return lambda column: arith.store_keeps_block(column, need, segment, drop)
 
 
-def _tier_keeps(config: Config, group: Group, index: int, eligible_tokens: int) -> bool:
-    """Whether the store names a window group's chunk: whether the mask keeps one of its blocks."""
-    align, block, chunk_blocks = store_alignment_tokens(config), group.block_tokens, config.blocks_per_chunk
-    if align is None or align % block:
-        return True
+def _tier_mask(config: Config, group: Group, eligible_tokens: int) -> Mask:
+    """Which chunks the store names: of a window group, those of which the mask keeps a block."""
+    align, block, blocks = store_alignment_tokens(config), group.block_tokens, config.blocks_per_chunk
+    if group.kind is not Kind.WINDOW or align is None or align % block:
+        return _everything
     drop = int(drops(config, group))
     need = arith.store_need_blocks(group.window_tokens, group.extra_tokens, block, drop)
-    segment = arith.floordiv(align, block)
+    segment, end = arith.floordiv(align, block), arith.floordiv(eligible_tokens, block)
     if arith.store_keeps_all(need, segment):
-        return True
-    if arith.store_keeps_chunk(index, chunk_blocks, need, segment, drop):
-        return True
-    columns = range(index * chunk_blocks, (index + 1) * chunk_blocks)
-    end = arith.floordiv(eligible_tokens, block)
-    return not drop and any(arith.store_keeps_final_block(column, end, need, segment) for column in columns)
+        return _everything
+
+    def keeps(index: int) -> bool:
+        if arith.store_keeps_chunk(index, blocks, need, segment, drop):
+            return True
+        columns = range(index * blocks, (index + 1) * blocks)
+        return not drop and any(arith.store_keeps_final_block(c, end, need, segment) for c in columns)
+
+    return keeps
 
 
 def visible(ends: Ends, shared_tokens: int, lookahead_tokens: int = 0) -> Ends:

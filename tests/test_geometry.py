@@ -154,16 +154,16 @@ def test_the_report_fails_if_a_statement_does() -> None:
 
 
 def test_a_window_of_whole_chunks_plus_one_token_is_never_served() -> None:
-    """Lookup wants three chunks of a window of 33 tokens, the store keeps two before each multiple of 64."""
-    lost = Config("lost", (Group("f", Kind.FULL, 64), Group("w", Kind.WINDOW, 16, 33)), 16, offload=True)
+    """Lookup wants three chunks of a window of 5 tokens, the store keeps two before each multiple of 8."""
+    lost = Config("lost", (Group("f", Kind.FULL, 8), Group("w", Kind.WINDOW, 2, 5)), 2, offload=True)
     report = geometry.report(lost)
     assert report.smallest_offload_tokens is None and report.loads.admitted == 0
     [nothing] = [s for s in report.statements if s.about.name == "nothing"]
     assert nothing.confirmation.holds and nothing.about.remedy == "blocks_per_chunk = 3"
     assert [gap.number for gap in report.gaps] == [5]
     assert report.confirmed
-    kept = replace(lost, groups=(lost.groups[0], replace(lost.groups[1], window_tokens=32)))
-    assert geometry.report(kept).smallest_offload_tokens == 64
+    kept = replace(lost, groups=(lost.groups[0], replace(lost.groups[1], window_tokens=4)))
+    assert geometry.report(kept).smallest_offload_tokens == 8
 
 
 def test_a_state_of_more_tokens_than_the_hit_is_shown() -> None:
@@ -197,6 +197,10 @@ def test_a_state_of_more_tokens_than_the_hit_is_shown() -> None:
             [17],
         ),
         (Config("g", (FULL, WINDOW), 4), []),
+        (Config("h", (Group("f", Kind.FULL, 64), Group("w", Kind.WINDOW, 16, 33)), 16, offload=True), [5]),
+        (Config("i", (Group("f", Kind.FULL, 64), Group("w", Kind.WINDOW, 16, 32)), 16, offload=True), []),
+        (Config("j", (Group("f", Kind.FULL, 64), Group("w", Kind.WINDOW, 16, 30, 3)), 16, offload=True), [5]),
+        (Config("k", (Group("f", Kind.FULL, 32), Group("w", Kind.WINDOW, 16, 33)), 16, offload=True), []),
     ],
     ids=lambda value: value.name if isinstance(value, Config) else None,
 )
