@@ -17,8 +17,8 @@ from spec.prove.lemmas import monotone, nested, nonnegative, scaled
 from spec.prove.symbolic import Truth, both, either, iff, implies, negation
 from spec.prove.theorem import Claim, Hypothesis, LemmaUse, Refutation, Symbol, Theorem
 
-_n = Symbol("n", 1, "tokens after the step")
 _c = Symbol("c", 0, "tokens computed before the step")
+_c1 = Symbol("c", 1, "tokens computed before a decode step")
 _q = Symbol("q", 1, "tokens scheduled in the step")
 _a = Symbol("a", 1, "tokens accepted in the step")
 _K = Symbol("K", 0, "drafts")
@@ -128,7 +128,7 @@ THEOREM_11 = Theorem(
     ),
     (
         Refutation(
-            "the smallest block of all groups as divisor (0.31.0, vllm issue 53142)",
+            "the smallest block of all groups as divisor (up to 0.31.0, vllm issue 53142)",
             "historic",
             Claim(
                 "seed column by another divisor",
@@ -381,11 +381,7 @@ THEOREM_13 = Theorem(
             "a step takes the columns strictly between two running columns",
             (_c, _q, _p, Symbol("e", 1, "tokens that the row was allocated for"), _K, _bs),
             _gap,
-            (
-                Hypothesis(
-                    "p < running column's row", lambda p, c, q, bs: p <= align.running_column(c, q, bs)
-                ),
-            ),
+            (Hypothesis("p <= running column", lambda p, c, q, bs: p <= align.running_column(c, q, bs)),),
         ),
         Claim(
             "no decode step takes its destination, under K + 1 <= bs",
@@ -437,7 +433,7 @@ THEOREM_13 = Theorem(
             "hypothetical",
             Claim(
                 "no decode step takes its destination",
-                (_c, _q, _a, _w, _g, _K, _bs),
+                (_c1, _q, _a, _w, _g, _K, _bs),
                 lambda c, q, a, w, g, K, bs: negation(_destination_taken(c, q, a, w, g, K, bs)),
                 (*DECODE, *ROW_BEFORE, REACHED),
             ),
@@ -521,7 +517,7 @@ THEOREM_14 = Theorem(
             "hypothetical",
             Claim(
                 "at most one boundary under K <= bs",
-                (_c, _a, _K, _bs),
+                (_c1, _a, _K, _bs),
                 lambda c, a, K, bs: align.boundaries_crossed(c, a, bs) <= 1,
                 (
                     Hypothesis("a <= K + 1", lambda a, K: a <= K + 1),
@@ -664,7 +660,7 @@ THEOREM_15 = Theorem(
             "hypothetical",
             Claim(
                 "every boundary in (c, c+a] is in its column",
-                (Symbol("m", 1, "the boundary in blocks"), *STEP),
+                (Symbol("m", 1, "the boundary in blocks"), _c1, *STEP[1:]),
                 lambda m, c, q, a, r0, a0, bs, old: _boundary_exact(m, c, q, a, r0, a0, bs, old),
                 (*DECODE, IN_STEP),
             ),
@@ -920,7 +916,7 @@ def _reserve(v: Any, s: Any, q: Any, P: Any) -> Truth:
 
 
 def _composed(s: Any, q: Any, limit: Any, bs: Any, v: Any, P: Any) -> Any:
-    """The release's order, the split and then the reserve, for a prompt of v tokens without stops of its own."""
+    """The release's order, split and then reserve, for a prompt of v tokens without stops of its own."""
     return align.lookahead_reserve(v, s, align.aligned_split(s, q, v, bs, limit, 0, 0, 0, False), P)
 
 
@@ -962,8 +958,9 @@ THEOREM_17 = Theorem(
     "holds a boundary, or no step can hold a block, so always with bs tokens of budget; a non-final chunk "
     "ends on a boundary, or at the tail checkpoint, or short of the next boundary of a block that no step "
     "can hold; no chunk passes the boundary of a block that it starts inside, nor the last checkpoint.  "
-    "With an internal checkpoint the last two hold iff the chunk starts on a boundary; composed with the "
-    "reserve progress is lost, and kept by the corrected reserve",
+    "With an internal checkpoint a chunk is cut by a shared prefix only, and then ends on a boundary iff "
+    "it starts on one.  The release's reserve after the split loses progress; the corrected one keeps it.  "
+    "The properties hold with a divisor d iff bs divides d",
     (
         Claim(
             "progress; the split only shortens, and leaves decode alone",
@@ -1097,18 +1094,22 @@ THEOREM_17 = Theorem(
             (Hypothesis("no shared prefix ends inside it", lambda s, q, j: either(j <= s, j >= s + q)),),
         ),
         Claim(
-            "with an internal checkpoint and a start on a boundary, a non-final chunk ends on a boundary",
+            "with an internal checkpoint a chunk cut by a shared prefix ends on a boundary iff it starts "
+            "on one",
             SPLIT,
-            lambda s, q, pe, limit, last, tail, j, bs: implies(
-                s + _exporting(s, q, pe, limit, last, tail, j, bs) < pe,
-                floormod(s + _exporting(s, q, pe, limit, last, tail, j, bs), bs) == 0,
+            lambda s, q, pe, limit, last, tail, j, bs: iff(
+                floormod(s + _exporting(s, q, pe, limit, last, tail, j, bs), bs) == 0, floormod(s, bs) == 0
             ),
             (
                 PREFILL,
                 Hypothesis("the chunk ends the prefill", lambda s, q, pe: s + q >= pe),
-                Hypothesis("s is a multiple of bs", lambda s, bs: floormod(s, bs) == 0),
+                Hypothesis("the prefix ends inside it", lambda s, q, j: both(j > s, j < s + q)),
+                Hypothesis("a block or more after s", lambda s, j, bs: j >= s + bs),
             ),
-            lambda s, j, bs: (scaled(s, floordiv(j - s, bs), bs),),
+            lambda s, j, bs: (
+                scaled(s, floordiv(j - s, bs), bs),
+                *same(floordiv(s, bs) + floordiv(j - s, bs), floordiv(s + floordiv(j - s, bs) * bs, bs), bs),
+            ),
         ),
         Claim("the reserve leaves nothing or enough", (_known, _start, _q17, _P), _reserve),
         Claim(
