@@ -794,7 +794,8 @@ THEOREM_16 = Theorem(
             lambda B, c, q, v: f"boundary {B} is registered with {v} tokens known, {q} scheduled after {c}",
         ),
         Refutation(
-            "no hash lookahead (L = 0) in decode: registered before its state is computed",
+            "no hash lookahead in decode (L = 0, as with a KV connector up to 0.33.0): registered before "
+            "its state",
             "historic",
             Claim(
                 "B is registered only after its state",
@@ -937,6 +938,11 @@ def _divisor_misses(d: Any, bs: Any) -> Truth:
     return truth
 
 
+def _coarse_end(i: Any, bs: Any) -> Any:
+    """Where a chunk that starts at token 1 ends, with i blocks as divisor and budget."""
+    return 1 + align.aligned_split(1, i * bs - 1, i * bs + 1, i * bs, i * bs, 0, 0, 0, False)
+
+
 EXPORT_VALID = (
     Hypothesis("the chunk ends the prefill", lambda s, q, pe: s + q >= pe),
     # kv_cache_interface.py::is_mamba_prefill_checkpoint_valid for a hash block h, and an alignment of 1.
@@ -960,7 +966,8 @@ THEOREM_17 = Theorem(
     "can hold; no chunk passes the boundary of a block that it starts inside, nor the last checkpoint.  "
     "With an internal checkpoint a chunk is cut by a shared prefix only, and then ends on a boundary iff "
     "it starts on one.  The release's reserve after the split loses progress; the corrected one keeps it.  "
-    "The properties hold with a divisor d iff bs divides d",
+    "With a divisor d a non-final chunk ends on a boundary iff bs divides d, and stops at the boundary of "
+    "its first block iff d = bs",
     (
         Claim(
             "progress; the split only shortens, and leaves decode alone",
@@ -1157,6 +1164,18 @@ THEOREM_17 = Theorem(
             lambda d, bs: (*equal(floordiv(d, d), 1, d), *equal(floordiv(0, d), 0, d)),
         ),
         Claim(
+            "a divisor d = i*bs lets a chunk pass the boundary of the block that it starts inside, unless "
+            "d = bs",
+            (Symbol("i", 2, "blocks in d"), Symbol("bs", 2, "tokens per block of the recurrent group")),
+            lambda i, bs: both(_coarse_end(i, bs) == i * bs, _coarse_end(i, bs) > bs),
+            (),
+            lambda i, bs: (
+                *equal(floordiv(i * bs, i * bs), 1, i * bs),
+                *equal(floordiv(-1, i * bs), -1, i * bs),
+                monotone(1, i, bs),
+            ),
+        ),
+        Claim(
             "multiples of d = i*bs are boundaries",
             (Symbol("x", 0, "end of a chunk"), Symbol("i", 1, "blocks in d"), _bs),
             lambda x, i, bs: implies(floormod(x, i * bs) == 0, floormod(x, bs) == 0),
@@ -1273,8 +1292,10 @@ THEOREM_17 = Theorem(
     ),
     (),
     (
-        "The reserve differs from nothing only for drafters of several modules (P >= 2).",
-        "The smallest block d of all groups is at most bs, so bs divides it iff d = bs.",
+        "For a drafter of one module (P <= 1) the reserve changes nothing.",
+        "The smallest block d of all groups is at most bs, so it serves iff d = bs.",
+        "What a passed boundary costs: the column that the chunk starts in is then full by count and holds "
+        "fewer tokens than its boundary's hash names.",
     ),
 )
 
@@ -1286,7 +1307,9 @@ _j = Symbol("j", 0, "a listed block's column")
 _holes = Symbol("h", 0, "columns between them that the job does not list")
 _skipped = Symbol("x", 0, "chunks between them that the job does not store")
 _k = Symbol("k", 1, "blocks per chunk")
-LISTED = (Hypothesis("f + h <= j", lambda f, h, j: f + h <= j),)
+LISTED = (
+    Hypothesis("f + h < j, or j = f", lambda f, h, j: either(f + h < j, both(j == f, h == 0))),
+)  # the first column is listed, so it is not one of the holes
 
 
 def _lands(f: Any, j: Any, h: Any, k: Any) -> Any:
@@ -1381,7 +1404,7 @@ THEOREM_18 = Theorem(
                     align.chunk_of_column(_lands(f, j, x * k, k), k)
                     == align.chunk_of_column(j, k) - align.chunk_of_column(f, k)
                 ),
-                (Hypothesis("f + x*k <= j", lambda f, x, k, j: f + x * k <= j),),
+                (Hypothesis("f + x*k < j", lambda f, x, k, j: f + x * k < j),),
             ),
             {"f": 0, "j": 9, "x": 1, "k": 4},
             lambda f, j, x, k: (
