@@ -24,7 +24,11 @@ CHOICE, DECISION, EFFECT = "choice", "decision", "effect"
 #: kind -> (category, field names, one line of meaning)
 SCHEMA: dict[str, tuple[str, tuple[str, ...], str]] = {
     # -- choices ---------------------------------------------------------------------------------------
-    "arrive": (CHOICE, ("name", "family", "prompt", "outputs"), "a client sends a request, under no live name"),
+    "arrive": (
+        CHOICE,
+        ("name", "family", "prompt", "outputs"),
+        "a client sends a request, under no live name",
+    ),
     "accept": (CHOICE, ("name", "drafts"), "from now on this many leading drafts of the request are right"),
     "abort": (CHOICE, ("name",), "the client goes away"),
     "reset": (CHOICE, ("scope",), "prefix caches are cleared; 'local' keeps the host tier"),
@@ -60,7 +64,11 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...], str]] = {
     "job": (DECISION, ("j", "way", "u", "chunks"), "a transfer is created; it fences its device blocks"),
     "flush": (DECISION, ("j",), "the step waits for this store before it overwrites"),
     "unfence": (DECISION, ("j", "r"), "a rank's report was taken; the last one clears the fences"),
-    "tier": (DECISION, ("g", "n", "prefix", "place", "state"), "a host chunk: writing, ready, released by a reader, gone"),
+    "tier": (
+        DECISION,
+        ("g", "n", "prefix", "place", "state"),
+        "a host chunk: writing, ready, released by a reader, gone",
+    ),
     # -- effects ---------------------------------------------------------------------------------------
     "take": (EFFECT, ("r", "s", "u"), "a request enters a batch slot"),
     "leave": (EFFECT, ("r", "s"), "a request leaves its batch slot"),

@@ -1,0 +1,46 @@
+"""Policies by name: what ``--policy`` and a trace's header mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spec.chains import Chains
+from spec.config import Config
+from spec.ops import Deref
+from spec.policy import Policy
+from spec.reference import Decisions, Reference
+
+PolicyFactory = Callable[[Config, Chains], Policy]
+
+
+class PolicyNameError(ValueError):
+    """No policy of that name; the message lists the known ones."""
+
+
+def deciding(decide: Decisions) -> PolicyFactory:
+    """The reference policy with another table of decisions."""
+    return lambda config, chains: Reference(config, chains, decide)
+
+
+#: name -> factory; ``fault:NAME`` is the reference with one decision replaced by what code in the field did
+POLICIES: dict[str, PolicyFactory] = {
+    "reference": Reference,
+    # https://github.com/vllm-project/vllm/issues/54173: late copies find their table row by batch index
+    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("source", index))),
+    # A fence that the first report lifts although other ranks still copy.
+    "fault:fence-dropped-early": deciding(Decisions(fence_done=lambda waiting: True)),
+}
+
+
+def register(name: str, factory: PolicyFactory) -> None:
+    """Make a policy known by name.  Raises ``ValueError`` if the name is taken."""
+    if name in POLICIES:
+        raise ValueError(f"a policy named {name!r} is registered already")
+    POLICIES[name] = factory
+
+
+def resolve(name: str) -> PolicyFactory:
+    """The factory of a named policy.  Raises :class:`PolicyNameError`."""
+    if name not in POLICIES:
+        raise PolicyNameError(f"no policy named {name!r}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]

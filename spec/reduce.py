@@ -1,0 +1,200 @@
+"""The reducer: a long failing run becomes a short one that breaks the same rule.
+
+A run is determined by its configuration, its policy and its choices, so reducing is: change the choices, replay, keep
+the change if the same rule still breaks.  Choices are deleted first in large chunks, then one by one; then several
+are merged into one and arguments are made simpler; and again, until nothing helps.  The result is *minimal*: no single
+choice of it can be left out.  Everything is deterministic, and a replay takes milliseconds.
+
+Choices name things by the adversary's names and by role, so a shorter run keeps its meaning; a choice that is not possible
+any more is skipped and dropped.  (The method is delta debugging, Zeller and Hildebrandt 2002, with Hypothesis' idea
+of simplifying arguments afterwards.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from spec.config import Config
+from spec.events import Event
+from spec.policies import PolicyFactory
+from spec.world import World
+
+Choices = tuple[Event, ...]
+
+
+def replay(
+    config: Config,
+    policy_factory: PolicyFactory,
+    choices: Sequence[Event],
+    record: bool = False,
+    off: frozenset[str] = frozenset(),
+) -> World:
+    """The world after these choices, stopped at the first verdict; impossible choices are skipped."""
+    return replay_made(config, policy_factory, choices, record=record, off=off)[0]
+
+
+def replay_made(
+    config: Config,
+    policy_factory: PolicyFactory,
+    choices: Sequence[Event],
+    *,
+    record: bool = False,
+    off: frozenset[str] = frozenset(),
+) -> tuple[World, Choices]:
+    """The world, and the choices that were possible and therefore made."""
+    world = World(config, policy_factory, record=record, off=off)
+    made = tuple(choice for choice in choices if world.choose(choice))
+    return world, made
+
+
+def breaks(world: World, rule: str) -> bool:
+    """Whether the run broke this rule, as its verdict or on the way."""
+    return any(breach.rule == rule for breach in (*world.disciplines, world.verdict) if breach)
+
+
+def reduce(config: Config, policy_factory: PolicyFactory, choices: Sequence[Event], rule: str) -> Choices:
+    """The shortest run found by deleting, merging and simplifying, that still breaks ``rule``.
+
+    Raises ``ValueError`` if the given run does not break it."""
+    return _Reducer(config, policy_factory, rule).reduce(tuple(choices))
+
+
+class _Reducer:
+    """One reduction: the rule to keep, and the runs already tried."""
+
+    def __init__(self, config: Config, policy_factory: PolicyFactory, rule: str) -> None:
+        self.config, self.policy, self.rule = config, policy_factory, rule
+        self.tried: dict[Choices, Choices | None] = {}
+
+    def attempt(self, choices: Choices) -> Choices | None:
+        """The choices that were made until the rule broke, or None if it did not."""
+        if choices not in self.tried:
+            self.tried[choices] = self._attempt(choices)
+        return self.tried[choices]
+
+    def _attempt(self, choices: Choices) -> Choices | None:
+        world = World(self.config, self.policy)
+        made = []
+        try:
+            for choice in choices:
+                if world.choose(choice):
+                    made.append(choice)
+                    if breaks(world, self.rule):
+                        return tuple(made)
+        except Exception:  # noqa: BLE001 - a wrong policy may crash on the way to nothing; not the failure we keep
+            return None
+        return None
+
+    def reduce(self, choices: Choices) -> Choices:
+        """Delete, merge and simplify until nothing helps."""
+        best = self.attempt(choices)
+        if best is None:
+            raise ValueError(f"these choices do not break {self.rule}")
+        while True:
+            before = best
+            best = self.delete(best)
+            best = self.merge(best)
+            best = self.simplify(best)
+            if best == before:
+                return self.rename(best)
+
+    def delete(self, best: Choices) -> Choices:
+        """Delete chunks of halving size, from the end (what is late is most often noise), down to single choices."""
+        size = max(1, len(best) // 2)
+        while True:
+            changed = False
+            end = len(best)
+            while end > 0:
+                got = self.attempt(best[: max(0, end - size)] + best[end:])
+                if got is not None and len(got) < len(best):
+                    best, changed = got, True
+                    end = min(end, len(best))
+                else:
+                    end -= size
+            if size == 1 and not changed:
+                return self.delete_pairs(best)
+            if not changed or size > 1:
+                size = max(1, size // 2)
+
+    def delete_pairs(self, best: Choices) -> Choices:
+        """Delete two choices at once: an arrival with what only served it.  Cheap enough for short runs only."""
+        if len(best) > PAIRS_UP_TO:
+            return best
+        for one in range(len(best)):
+            for two in range(one + 1, len(best)):
+                got = self.attempt(best[:one] + best[one + 1 : two] + best[two + 1 :])
+                if got is not None:
+                    return self.delete(got)
+        return best
+
+    def merge(self, best: Choices) -> Choices:
+        """Several neighbouring choices become one ``run`` that goes on until it blocks, or one ``drain``."""
+        for length in range(min(len(best), LONGEST_MERGE), 1, -1):
+            for first in range(len(best) - length + 1):
+                part = best[first : first + length]
+                runs = dict.fromkeys(("run", *c[1:3], 0) for c in part if c[0] == "run")
+                for one in (*runs, ("drain",)):
+                    got = self.attempt((*best[:first], one, *best[first + length :]))
+                    if got is not None and len(got) < len(best):
+                        return self.merge(got)
+        return best
+
+    def simplify(self, best: Choices) -> Choices:
+        """Simpler arguments, one at a time, first choice first; each attempt replaces a choice by a simpler one."""
+        at = 0
+        while at < len(best):
+            for simpler in simpler_choices(best[at], self.config):
+                got = self.attempt((*best[:at], simpler, *best[at + 1 :]))
+                if got is not None and len(got) <= len(best):
+                    best = got
+                    break
+            else:
+                at += 1
+        return best
+
+    def rename(self, best: Choices) -> Choices:
+        """Clients are called r1, r2, ... in the order in which they first arrive."""
+        order = dict.fromkeys(choice[1] for choice in best if choice[0] == "arrive")
+        names = {name: f"r{number}" for number, name in enumerate(order, start=1)}
+
+        def renamed(choice: Event) -> Event:
+            kind = choice[0]
+            if kind == "arrive":
+                return (kind, names[choice[1]], names.get(choice[2], choice[2]), *choice[3:])
+            if kind in ("accept", "abort", "report", "fail"):
+                return (kind, names.get(choice[1], choice[1]), *choice[2:])
+            return choice
+
+        return self.attempt(tuple(map(renamed, best))) or best
+
+
+PAIRS_UP_TO = 24  # choices: at most 276 replays
+LONGEST_MERGE = 12  # choices
+
+
+def simpler_choices(choice: Event, config: Config) -> Iterator[Event]:
+    """Choices of the same kind that are simpler, simplest first."""
+    kind = choice[0]
+    if kind == "arrive":
+        _, name, family, prompt, outputs = choice
+        if family != "0":
+            yield (kind, name, "0", prompt, outputs)
+        for fewer in smaller(prompt, 1):
+            yield (kind, name, family, fewer, outputs)
+        for fewer in smaller(outputs, 1):
+            yield (kind, name, family, prompt, fewer)
+    elif kind == "accept":
+        for fewer in smaller(choice[2], 0):
+            yield (kind, choice[1], fewer)
+    elif kind == "run" and choice[3]:
+        yield (*choice[:3], 0)
+        for fewer in smaller(choice[3], 1):
+            yield (*choice[:3], fewer)
+
+
+def smaller(value: int, least: int) -> Iterator[int]:
+    """Numbers to try instead: the least, then ever closer ones."""
+    gap = value - least
+    while gap > 0:
+        yield value - gap
+        gap //= 2
