@@ -313,7 +313,7 @@ def store_keeps_chunk(
     first = chunk_index * blocks_per_chunk
     start = max(first, shift)
     gap = segment_blocks - need - floormod(start - shift, segment_blocks)
-    return start + max(0, gap) < first + blocks_per_chunk
+    return start + gap < first + blocks_per_chunk
 
 
 # hits -------------------------------------------------------------------------------------------------------

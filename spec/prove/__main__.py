@@ -15,8 +15,8 @@ DESCRIPTION = """\
 Prove the coverage and alignment theorems for all integers in their domains, and refute the historic and
 hypothetical formulas that they exclude.
 
-exit codes: 0 everything as expected; 1 a theorem or lemma refuted; 3 undetermined, an expected refutation that
-was not found included; 2 bad usage or a missing solver"""
+exit codes: 0 everything as expected; 1 a theorem or lemma refuted; 3 undetermined, an expected refutation
+that was not found included; 2 bad usage or a missing solver"""
 
 
 def positive_seconds(text: str) -> float:

@@ -1,0 +1,638 @@
+"""Theorems 2 and 5: the mask under which a prompt is stored, against what hits read and lookup asks for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from spec.arith import coverage as cov
+from spec.arith.division import cdiv, floordiv, floormod, round_down
+from spec.prove import lemmas
+from spec.prove import vocabulary as v
+from spec.prove.symbolic import Truth, both, either, iff, implies, negation
+from spec.prove.theorem import Claim, Contract, Hypothesis, LemmaUse, Refutation, Symbol, Theorem
+
+# 2 ---------------------------------------------------------------------------------------------------------
+
+_STORE = Contract(
+    "store rule",
+    "a chunk is stored only if its last block is present, the mask keeps one of its blocks, and every "
+    "block of it that the mask keeps is present; without a mask, every block of it",
+)
+
+
+def _hit_aligned(m: int, f: int, b: int) -> int:
+    return m * f * b
+
+
+def _segment_hints(i: int, m: int, f: int) -> tuple[LemmaUse, ...]:
+    """Column i against the segment that ends at column m*f."""
+    q = floordiv(i, f)
+    return (
+        lemmas.monotone(q, m - 1, f),
+        lemmas.monotone(m - 1, q, f),
+        lemmas.monotone(q, m - 2, f),
+        lemmas.congruent(q, m - 1, f),
+        lemmas.congruent(q, m - 2, f),
+        lemmas.nonnegative(m - 1, f),
+    )
+
+
+def _read_columns(last_hit: Callable[..., int]) -> Hypothesis:
+    return Hypothesis(
+        "a reader at hit h may read column i: demand_first_column <= i < cdiv(h, b)",
+        lambda m, f, b, p, W, e, i: both(
+            i >= cov.demand_first_column(last_hit(m, f, b), p, W, e, b), i < cdiv(last_hit(m, f, b), b)
+        ),
+    )
+
+
+Need = Callable[[int, int, int, int], int]
+
+
+def _need_v0_30(W: int, e: int, b: int, d: int) -> int:
+    return cov.store_need_blocks_v0_30(W, b, d)
+
+
+def _kept(need: Need, d: int) -> Callable[..., Truth]:
+    def kept(f: int, b: int, W: int, e: int, i: int) -> Truth:
+        blocks = need(W, e, b, d)
+        return either(cov.store_keeps_all(blocks, f), cov.store_keeps_block(i, blocks, f, d))
+
+    return kept
+
+
+def _first_kept(start: int, need: int, f: int, d: int) -> int:
+    """The first column from `start` on that the mask keeps."""
+    first = max(start, d)
+    return first + max(0, f - need - floormod(first - d, f))
+
+
+def _chunk_mask_hints(start: int, i: int, f: int, d: int) -> tuple[LemmaUse, ...]:
+    first = floordiv(max(start, d) - d, f)
+    q = floordiv(i - d, f)
+    return (
+        lemmas.monotone(first, q, f),
+        lemmas.monotone(q, first, f),
+        lemmas.congruent(first, q, f),
+    )
+
+
+def _blocks_claim(name: str, need: Need, d: int, before_end: int = 0) -> Claim:
+    """Readable columns at hit m*F (before_end 0) or m*F - 1 (before_end 1) are kept by the mask."""
+
+    def hit(m: int, f: int, b: int) -> int:
+        return _hit_aligned(m, f, b) - before_end
+
+    return Claim(
+        name,
+        (v.m, v.f, v.b, v.p, v.W, v.e, v.i),
+        _kept(need, d),
+        (Hypothesis("p < h", lambda m, f, b, p: p < hit(m, f, b)), _read_columns(hit)),
+        lambda m, f, b, p, W, e, i: (
+            *_segment_hints(i - d, m, f),
+            lemmas.monotone(m * f, i + 1, b),
+            lemmas.monotone(m * f, i, b),
+            lemmas.scaled(-before_end, m * f, b),
+            lemmas.scaled(before_end, -m * f, b),
+            lemmas.monotone(i, m * f - need(W, e, b, d) + d, b),
+        ),
+    )
+
+
+def _tell_blocks(need: Need, before_end: int, formula: str) -> Callable[..., str]:
+    def tell(m: int, f: int, b: int, p: int, W: int, e: int, i: int) -> str:
+        hit = m * f * b - before_end
+        first = cov.demand_first_column(hit, p, W, e, b)
+        blocks = int(need(W, e, b, 0))
+        return (
+            f"hit {hit}, full-attention chunk {f * b}, block {b}, window {W}, extra {e}: reads blocks "
+            f"{first} to {m * f - 1}, {formula} keeps {blocks} of {f} a segment, {m * f - blocks} to "
+            f"{m * f - 1}; block {i} may be unwritten"
+        )
+
+    return tell
+
+
+def _hole_claim() -> Claim:
+    """Readable columns at m*F - 1 are kept, asked only of chunks that the store names."""
+    plain = _blocks_claim("hit n - 1, mask of release 0.33.0", cov.store_need_blocks, 0, 1)
+    named = Hypothesis(
+        "k >= 2 and the store names chunk i//k",
+        lambda f, b, W, e, i, k: both(
+            k >= 2, cov.store_keeps_chunk(floordiv(i, k), k, cov.store_need_blocks(W, e, b, 0), f, 0)
+        ),
+    )
+    return replace(
+        plain, symbols=(v.m, v.f, v.b, v.k, v.p, v.W, v.e, v.i), hypotheses=(*plain.hypotheses, named)
+    )
+
+
+def _tell_hole(m: int, f: int, b: int, k: int, p: int, W: int, e: int, i: int) -> str:
+    chunk = i // k
+    return (
+        _tell_blocks(cov.store_need_blocks, 1, "0.33.0")(m, f, b, p, W, e, i)
+        + f", a hole in chunk {chunk} (blocks {chunk * k} to {chunk * k + k - 1}), which the store names"
+    )
+
+
+BLOCK_COVERAGE = Theorem(
+    2,
+    "block coverage",
+    "coverage",
+    "At a hit that is a multiple of F, every block that a reader may read is one that the mask keeps, so "
+    "it was written by any store that wrote its chunk, whatever holes the chunk has; k >= 1, any local "
+    "prefix, windows that begin mid-chunk. At h = n - 1 with F | n it holds iff b does not divide W + e "
+    "- 1 or the mask keeps all; with one token more in the mask, always.",
+    (
+        _blocks_claim("hit m*F, group without drop", cov.store_need_blocks, 0),
+        _blocks_claim("hit m*F, group with drop", cov.store_need_blocks, 1),
+        Claim(
+            "hit m*F, group with drop: the block past the hit is kept",
+            (v.m, v.f, v.b, v.W, v.e),
+            lambda m, f, b, W, e: either(
+                cov.store_keeps_all(cov.store_need_blocks(W, e, b, 1), f),
+                cov.store_keeps_block(m * f, cov.store_need_blocks(W, e, b, 1), f, 1),
+            ),
+            (),
+            lambda m, f: _segment_hints(m * f - 1, m, f),
+        ),
+        Claim(
+            "hit n - 1, F | n: kept, but for the first readable block when b divides W + e - 1",
+            (v.m, v.f, v.b, v.W, v.e, v.i),
+            lambda m, f, b, W, e, i: iff(
+                _kept(cov.store_need_blocks, 0)(f, b, W, e, i),
+                either(
+                    floormod(W + e - 1, b) != 0,
+                    cov.store_keeps_all(cov.store_need_blocks(W, e, b, 0), f),
+                    i * b > m * f * b - W - e,
+                ),
+            ),
+            (
+                Hypothesis(
+                    "column i is readable at m*F - 1",
+                    lambda m, f, b, W, e, i: both(
+                        i >= cov.first_retained_column(m * f * b - 1, W, e, b), i < m * f
+                    ),
+                ),
+            ),
+            lambda m, f, b, W, e, i: (
+                *_segment_hints(i, m, f),
+                lemmas.monotone(i, m * f - cov.store_need_blocks(W, e, b, 0), b),
+                lemmas.monotone(m * f - cov.store_need_blocks(W, e, b, 0), i, b),
+                lemmas.monotone(i, m * f - cov.store_need_blocks(W, e, b, 0) - 1, b),
+                lemmas.congruent(i, m * f - cov.store_need_blocks(W, e, b, 0) - 1, b),
+                lemmas.monotone(floordiv(W + e - 1, b), cov.store_need_blocks(W, e, b, 0), b),
+                lemmas.monotone(cov.store_need_blocks(W, e, b, 0), floordiv(W + e - 1, b), b),
+                lemmas.monotone(0, m * f - cov.store_need_blocks(W, e, b, 0), b),
+                lemmas.monotone(i, m * f - floordiv(W + e - 1, b), b),
+                lemmas.monotone(m * f - floordiv(W + e - 1, b), i, b),
+                lemmas.congruent(i, m * f - floordiv(W + e - 1, b), b),
+                lemmas.monotone(i, m * f - floordiv(W + e - 1, b) - 1, b),
+                lemmas.congruent(i, m * f - floordiv(W + e - 1, b) - 1, b),
+            ),
+        ),
+        _blocks_claim("hit n - 1, F | n, corrected mask", cov.store_need_blocks_corrected, 0, 1),
+        _blocks_claim("hit m*F, corrected mask", cov.store_need_blocks_corrected, 0),
+        Claim(
+            "hit at the end of a final partial segment",
+            (Symbol("E", 1, "columns of the prompt's whole chunks"), v.f, v.b, v.W, v.e, v.i),
+            lambda E, f, b, W, e, i: either(
+                cov.store_keeps_all(cov.store_need_blocks(W, e, b, 0), f),
+                cov.store_keeps_block(i, cov.store_need_blocks(W, e, b, 0), f, 0),
+                cov.store_keeps_final_block(i, E, cov.store_need_blocks(W, e, b, 0), f),
+            ),
+            (
+                Hypothesis(
+                    "column i is readable at E*b",
+                    lambda E, f, b, W, e, i: both(i >= cov.first_retained_column(E * b, W, e, b), i < E),
+                ),
+            ),
+            lambda E, f, b, W, e, i: (
+                *_segment_hints(i, floordiv(E, f), f),
+                lemmas.monotone(floordiv(i, f), floordiv(E, f), f),
+                lemmas.monotone(i, E - cov.store_need_blocks(W, e, b, 0), b),
+            ),
+        ),
+        Claim(
+            "a final segment's mask keeps nothing that no hit at its end reads",
+            (Symbol("E", 1, "columns of the prompt's whole chunks"), v.f, v.b, v.W, v.e, v.i),
+            lambda E, f, b, W, e, i: both(
+                i < E,
+                i >= E - cov.store_need_blocks(W, e, b, 0),
+                i >= cov.first_retained_column(E * b, W, e, b),
+                i >= E - floormod(E, f),
+                floormod(E, f) != 0,
+            ),
+            (
+                Hypothesis(
+                    "the mask keeps column i for a final segment that ends at column E",
+                    lambda E, f, b, W, e, i: cov.store_keeps_final_block(
+                        i, E, cov.store_need_blocks(W, e, b, 0), f
+                    ),
+                ),
+            ),
+            lambda E, b, W, e, i: (
+                lemmas.monotone(E - cov.store_need_blocks(W, e, b, 0), i, b),
+                lemmas.nonnegative(i - E + cov.store_need_blocks(W, e, b, 0), b),
+                lemmas.monotone(i, cov.first_retained_column(E * b, W, e, b), b),
+            ),
+        ),
+        Claim(
+            "a chunk is named by the store if a block of it is kept",
+            (v.i, v.k, v.f, Symbol("need", 0, "blocks kept a segment"), Symbol("d", 0, "shift")),
+            lambda i, k, f, need, d: cov.store_keeps_chunk(floordiv(i, k), k, need, f, d),
+            (
+                Hypothesis("need < f, d <= 1", lambda f, need, d: both(need < f, d <= 1)),
+                Hypothesis("column i is kept", lambda i, f, need, d: cov.store_keeps_block(i, need, f, d)),
+            ),
+            lambda i, k, f, need, d: _chunk_mask_hints(floordiv(i, k) * k, i, f, d),
+        ),
+        Claim(
+            "a chunk is named by the store only if a block of it is kept",
+            (v.j, v.k, v.f, Symbol("need", 0, "blocks kept a segment"), Symbol("d", 0, "shift")),
+            lambda j, k, f, need, d: both(
+                _first_kept(j * k, need, f, d) >= j * k,
+                _first_kept(j * k, need, f, d) < j * k + k,
+                cov.store_keeps_block(_first_kept(j * k, need, f, d), need, f, d),
+            ),
+            (
+                Hypothesis("1 <= need < f, d <= 1", lambda f, need, d: both(need >= 1, need < f, d <= 1)),
+                Hypothesis(
+                    "chunk j is named", lambda j, k, f, need, d: cov.store_keeps_chunk(j, k, need, f, d)
+                ),
+            ),
+            lambda j, k, f, need, d: (
+                *_chunk_mask_hints(j * k, _first_kept(j * k, need, f, d), f, d),
+                lemmas.nonnegative(j, k),
+            ),
+        ),
+    ),
+    (
+        Refutation(
+            "0.30.0: mask of cdiv(W-1,b) blocks, without the extra tokens, at h = m*F",
+            "historic",
+            _blocks_claim("hit m*F, mask of release 0.30.0", _need_v0_30, 0),
+            {"m": 4, "f": 4, "b": 16, "p": 0, "W": 32, "e": 3, "i": 13},
+            _tell_blocks(_need_v0_30, 0, "0.30.0"),
+            ("f", "b"),
+        ),
+        Refutation(
+            "0.33.0: mask of cdiv(W+e-1,b) blocks, at h = n - 1 with F | n",
+            "historic",
+            _hole_claim(),
+            {"m": 1, "f": 4, "b": 16, "k": 2, "p": 0, "W": 17, "e": 0, "i": 2},
+            _tell_hole,
+            ("f", "b", "k"),
+        ),
+    ),
+    (_STORE,),
+    (
+        "0.33.0 at h = n - 1, F | n, b | W + e - 1, b*k not dividing W + e - 1: the hit is admitted, "
+        "since the store names the chunk for its other blocks, and its first readable block may be a "
+        "hole.",
+    ),
+)
+
+# 5 ---------------------------------------------------------------------------------------------------------
+
+_LARGEST = Contract(
+    "lookup order",
+    "lookup tries candidates from the longest down and admits the first whose chunks are all present",
+)
+
+
+def _stored(j: int, n: int, b: int, k: int, f: int, need: int, d: int) -> Truth:
+    """Chunk j was stored by a prompt of n tokens: kept by the mask, and whole."""
+    kept = either(cov.store_keeps_all(need, f), cov.store_keeps_chunk(j, k, need, f, d))
+    return both(kept, (j + 1) * cov.chunk_tokens(b, k) <= n)
+
+
+def _window_at(h: int, W: int, e: int, t: int) -> int:
+    return cov.first_checked_chunk(h, 0, cov.lookup_window_chunks(h, W, e, t), t)
+
+
+def _aligned_condition(need: Need, d: int) -> Hypothesis:
+    return Hypothesis(
+        "e >= 1, or t does not divide W - 1, or t does not divide h, or fewer than k blocks a segment go "
+        "unkept",
+        lambda m, f, b, k, W, e: either(
+            e >= 1,
+            floormod(W - 1, b * k) != 0,
+            floormod(m * f * b, b * k) != 0,
+            f - need(W, e, b, d) < k,
+        ),
+    )
+
+
+def _window_pairs(h: int, W: int, e: int, t: int, *values: int) -> tuple[LemmaUse, ...]:
+    """The terms of the lookup window at h against each other and the given values."""
+    padded = cdiv(W - 1 + e + floormod(-h, t), t)
+    return v.pairs(t, cdiv(W, t), cdiv(W - 1 + e, t), padded, *values)
+
+
+def _found_aligned(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = m*F was stored, in a group without drop."""
+    return Claim(
+        name,
+        (v.m, v.f, v.b, v.k, v.W, v.e, v.n, v.j),
+        lambda m, f, b, k, W, e, n, j: _stored(j, n, b, k, f, need(W, e, b, 0), 0),
+        (
+            Hypothesis(
+                "h < n and the last hit token's chunk is whole: cdiv(h,t)*t <= n",
+                lambda m, f, b, k, n: both(m * f * b < n, cdiv(m * f * b, b * k) * b * k <= n),
+            ),
+            *((_aligned_condition(need, 0),) if condition else ()),
+            Hypothesis(
+                "lookup asks for chunk j at h = m*F",
+                lambda m, f, b, k, W, e, j: both(
+                    j >= _window_at(m * f * b, W, e, b * k), j < cdiv(m * f * b, b * k)
+                ),
+            ),
+        ),
+        lambda m, f, b, k, W, e, j: (
+            *v.pairs(f, floordiv(j * k, f), m - 1, m - 2),
+            *v.pairs(b, m * f, j * k),
+            *v.pairs(b, j * k + k, m * f - need(W, e, b, 0)),
+            lemmas.nonnegative(j, k),
+            *_window_pairs(m * f * b, W, e, b * k, floordiv(W - 1, b * k)),
+            *v.pairs(b * k, cdiv(m * f * b, b * k), floordiv(m * f * b, b * k)),
+        ),
+    )
+
+
+def _found_last(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = n - 1 was stored, for n = g*t a multiple of F = f*b."""
+    conditions = (
+        Hypothesis(
+            "t does not divide W + e - 1, or fewer than k blocks a segment go unkept",
+            lambda f, b, k, W, e: either(floormod(W + e - 1, b * k) != 0, f - need(W, e, b, 0) < k),
+        ),
+    )
+    return Claim(
+        name,
+        (v.g, v.m, v.f, v.b, v.k, v.W, v.e, v.j),
+        lambda g, f, b, k, W, e, j: _stored(j, g * k * b, b, k, f, need(W, e, b, 0), 0),
+        (
+            Hypothesis("n = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+            Hypothesis("t >= 2", lambda b, k: b * k >= 2),
+            *(conditions if condition else ()),
+            Hypothesis(
+                "lookup asks for chunk j at h = n - 1",
+                lambda g, b, k, W, e, j: both(
+                    j >= _window_at(g * k * b - 1, W, e, b * k), j < cdiv(g * k * b - 1, b * k)
+                ),
+            ),
+        ),
+        lambda g, m, f, b, k, W, e, j: (
+            *v.pairs(f, floordiv(j * k, f), m - 1, m - 2),
+            *v.pairs(b, m * f, j * k),
+            *v.pairs(b, j * k + k, g * k - need(W, e, b, 0)),
+            *v.pairs(k, j, g, g - 1),
+            lemmas.nonnegative(j, k),
+            lemmas.scaled(1, -g, b * k),
+            *v.pairs(b * k, 0, floordiv(1, b * k)),
+            *v.pairs(
+                b * k,
+                floordiv(W + e - 1, b * k),
+                floordiv(W + e - 1, b * k) + 1,
+                cdiv(W - 1 + e, b * k),
+                cdiv(W + e, b * k),
+                cdiv(W, b * k),
+            ),
+        ),
+    )
+
+
+def _found_dropping(name: str, need: Need, condition: bool) -> Claim:
+    """Every chunk that lookup asks for at h = m*F, and the one past it, was stored, in a group with drop; F
+    = r*t.
+    """
+    return Claim(
+        name,
+        (v.m, v.r, v.b, v.k, v.W, v.e, v.n, v.j),
+        lambda m, r, b, k, W, e, n, j: _stored(j, n, b, k, r * k, need(W, e, b, 1), 1),
+        (
+            Hypothesis("h + t <= n", lambda m, r, b, k, n: m * r * k * b + b * k <= n),
+            *(
+                (
+                    Hypothesis(
+                        "e >= 1, or t does not divide W - 1, or fewer than k blocks a segment go unkept "
+                        "(none or fewer than k - 1 if m = 1)",
+                        lambda m, r, b, k, W, e: either(
+                            e >= 1,
+                            floormod(W - 1, b * k) != 0,
+                            cov.store_keeps_all(need(W, e, b, 1), r * k),
+                            both(m >= 2, r * k - need(W, e, b, 1) < k),
+                            r * k - need(W, e, b, 1) < k - 1,
+                        ),
+                    ),
+                )
+                if condition
+                else ()
+            ),
+            Hypothesis(
+                "lookup asks for chunk j at h = m*F, one more than the hit for the drop",
+                lambda m, r, b, k, W, e, j: both(
+                    j >= _window_at(m * r * k * b, W, e, b * k), j <= cdiv(m * r * k * b, b * k)
+                ),
+            ),
+        ),
+        lambda m, r, b, k, W, e, j: (
+            lemmas.scaled(0, -m * r, b * k),
+            *v.pairs(r * k, floordiv(max(j * k, 1) - 1, r * k), m - 1, m - 2, m),
+            *v.pairs(b, j * k + k, m * r * k - need(W, e, b, 1) + 1),
+            *v.pairs(k, j, m * r, m * r - 1),
+            lemmas.nonnegative(j, k),
+            lemmas.nonnegative(m - 1, r * k),
+            lemmas.nonnegative(m * r - j, b * k),
+            *_window_pairs(m * r * k * b, W, e, b * k, floordiv(W - 1, b * k)),
+        ),
+    )
+
+
+def _lost_dropping(name: str, gap: Hypothesis) -> Claim:
+    """The first chunk that lookup asks for at h = m*F in a group with drop was not stored; e = 0, W = w*t +
+    1.
+    """
+    return Claim(
+        name,
+        (v.m, v.r, v.b, v.k, v.w),
+        lambda m, r, b, k, w: both(
+            _window_at(m * r * k * b, w * b * k + 1, 0, b * k) == m * r - w - 1,
+            negation(
+                _stored(
+                    m * r - w - 1,
+                    m * r * k * b + b * k,
+                    b,
+                    k,
+                    r * k,
+                    cov.store_need_blocks(w * b * k + 1, 0, b, 1),
+                    1,
+                )
+            ),
+        ),
+        (gap,),
+        lambda m, r, b, k, w: (
+            lemmas.scaled(0, -w * k, b),
+            lemmas.scaled(0, -m * r, b * k),
+            *_window_pairs(m * r * k * b, w * b * k + 1, 0, b * k, w, w + 1),
+            *v.pairs(r * k, floordiv(max((m * r - w - 1) * k, 1) - 1, r * k), m - 1),
+            *v.pairs(k, r, w + 1),
+            *v.pairs(r, m, 1),
+            *v.pairs(r * k, m, 1),
+            *v.pairs(k, m * r, w + 1, w + 2),
+            lemmas.nonnegative(m - 1, r * k),
+        ),
+    )
+
+
+def _tell_lost(release: str, before_end: int) -> Callable[..., str]:
+    def tell(h: int, f: int, b: int, k: int, W: int, e: int, j: int) -> str:
+        t = b * k
+        first, end = _window_at(h, W, e, t), cdiv(h, t)
+        need = cov.store_need_blocks(W, e, b, 0)
+        return (
+            f"hit {h}, full-attention chunk {f * b}, chunk {t}, window {W}, extra {e}: lookup asks for "
+            f"{v.chunks_text(int(first), end)}, {release} keeps {need} blocks of {f} a segment; chunk {j} is "
+            "never stored"
+        )
+
+    if before_end:
+        return lambda g, m, f, b, k, W, e, j: tell(g * k * b - 1, f, b, k, W, e, j)
+    return lambda m, f, b, k, W, e, n, j: tell(m * f * b, f, b, k, W, e, j)
+
+
+AGREEMENT = Theorem(
+    5,
+    "store and lookup agree",
+    "coverage",
+    "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that "
+    "the drop rule allows is found, for multiples of F iff cdiv(h,t)*t <= n (h + t <= n in a group that "
+    "drops) and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept; with drop, k - 1 of "
+    "them in the first segment); for h = n - 1, F | n, t | n, t >= 2 iff not (t | W + e - 1, at least k "
+    "blocks a segment unkept). With a Mamba chunk that is a multiple of F only the first case arises. A "
+    "mask of cdiv(W + e, b) blocks loses nothing.",
+    (
+        _found_aligned("h = m*F: found if", cov.store_need_blocks, True),
+        Claim(
+            "h = m*F: found only if (the last chunk is whole)",
+            (v.h, v.n, v.b, v.k, v.f),
+            lambda h, n, b, k, f: negation(_stored(cdiv(h, b * k) - 1, n, b, k, f, f, 0)),
+            (Hypothesis("cdiv(h,t)*t > n", lambda h, n, b, k: cdiv(h, b * k) * b * k > n),),
+        ),
+        Claim(
+            "h = m*F: found only if (no gap): e = 0, W = w*t + 1, h = g*t, f - need >= k",
+            (v.g, v.m, v.f, v.b, v.k, v.w),
+            lambda g, f, b, k, w: both(
+                _window_at(g * k * b, w * b * k + 1, 0, b * k) == g - w - 1,
+                negation(
+                    _stored(g - w - 1, g * k * b, b, k, f, cov.store_need_blocks(w * b * k + 1, 0, b, 0), 0)
+                ),
+            ),
+            (
+                Hypothesis("h = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+                Hypothesis("f - need >= k", lambda f, k, w: f - w * k >= k),
+            ),
+            lambda g, m, f, b, k, w: (
+                lemmas.scaled(0, -w * k, b),
+                lemmas.scaled(0, -g, b * k),
+                *_window_pairs(g * k * b, w * b * k + 1, 0, b * k, w, w + 1),
+                *v.pairs(f, floordiv((g - w - 1) * k, f), m - 1),
+                lemmas.nonnegative(m - 1, f),
+                *v.pairs(k, g, w + 1),
+            ),
+        ),
+        _found_last("h = n - 1: found if", cov.store_need_blocks, True),
+        Claim(
+            "h = n - 1: found only if: W = w*t + 1 - e, f - need >= k",
+            (v.g, v.m, v.f, v.b, v.k, v.e, v.w),
+            lambda g, f, b, k, e, w: both(
+                _window_at(g * k * b - 1, w * b * k + 1 - e, e, b * k) == g - w - 1,
+                negation(
+                    _stored(
+                        g - w - 1, g * k * b, b, k, f, cov.store_need_blocks(w * b * k + 1 - e, e, b, 0), 0
+                    )
+                ),
+            ),
+            (
+                Hypothesis("n = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+                Hypothesis("f - need >= k", lambda f, k, w: f - w * k >= k),
+                Hypothesis("t >= 2", lambda b, k: b * k >= 2),
+                Hypothesis("W >= 1", lambda b, k, e, w: w * b * k + 1 - e >= 1),
+            ),
+            lambda g, m, f, b, k, e, w: (
+                lemmas.scaled(0, -w * k, b),
+                lemmas.scaled(1, -g, b * k),
+                *v.pairs(b * k, floordiv(1, b * k), 0),
+                *_window_pairs(g * k * b - 1, w * b * k + 1 - e, e, b * k, w, w + 1),
+                *v.pairs(f, floordiv((g - w - 1) * k, f), m - 1),
+                lemmas.nonnegative(m - 1, f),
+                *v.pairs(k, g, w + 1),
+            ),
+        ),
+        _found_dropping("h = m*F, group with drop: found if", cov.store_need_blocks, True),
+        _lost_dropping(
+            "h = m*F, group with drop: found only if (no gap): e = 0, W = w*t + 1, f - need >= k",
+            Hypothesis("f - need >= k", lambda r, k, w: r * k - w * k - 1 >= k),
+        ),
+        _lost_dropping(
+            "h = F, group with drop: found only if: e = 0, W = w*t + 1, f - need = k - 1, the first segment",
+            Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda m, r, k, w: both(m == 1, r == w + 1, k >= 2)),
+        ),
+        Claim(
+            "the largest hit that full attention allows: n - 1 if F | n, else the last multiple of F; "
+            "with its drop, F less than the last multiple",
+            (v.n, v.F, v.d),
+            lambda n, F, d: (
+                cov.shrink_hit(cov.lookup_candidate(n, 1), cov.tail_drop(cov.full_chunks_of(n, F), d), F)
+                == (n - 1 if d == 0 and floormod(n, F) == 0 else round_down(n, F) - d * F)
+            ),
+            (Hypothesis("d <= 1", lambda d: d <= 1),),
+            lambda d, n, F: (*v.pairs(F, d, 0, 1), *v.pairs(F, floordiv(n, F), d)),
+        ),
+        Claim(
+            "with a Mamba chunk M = g*F: the candidate is the last multiple of M below n, a multiple of "
+            "F that full attention does not shrink",
+            (v.n, v.F, v.g, Symbol("y", 0, "a multiple of M, in units of M")),
+            lambda n, F, g, y: both(
+                cov.lookup_candidate(n, g * F) == floordiv(n - 1, g * F) * g * F,
+                cov.lookup_candidate(n, g * F) < n,
+                implies(y * g * F < n, y * g * F <= cov.lookup_candidate(n, g * F)),
+                cov.shrink_hit(cov.lookup_candidate(n, g * F), cov.full_chunks_of(n, F), F)
+                == cov.lookup_candidate(n, g * F),
+            ),
+            (),
+            lambda n, F, g, y: (
+                *v.pairs(g * F, y, floordiv(n - 1, g * F)),
+                *v.pairs(F, floordiv(n, F), floordiv(n - 1, g * F) * g),
+            ),
+        ),
+        _found_aligned("h = m*F, corrected mask: found", cov.store_need_blocks_corrected, False),
+        _found_last("h = n - 1, corrected mask: found", cov.store_need_blocks_corrected, False),
+        _found_dropping(
+            "h = m*F, group with drop, corrected mask: found", cov.store_need_blocks_corrected, False
+        ),
+    ),
+    (
+        Refutation(
+            "0.33.0: every multiple of F is found (e = 0, t | W - 1)",
+            "historic",
+            _found_aligned("h = m*F: found, release 0.33.0", cov.store_need_blocks, False),
+            {"m": 4, "f": 4, "b": 16, "k": 1, "W": 33, "e": 0, "n": 257, "j": 13},
+            _tell_lost("0.33.0", 0),
+            ("f", "b", "k"),
+        ),
+        Refutation(
+            "0.33.0: h = n - 1 is found when F | n (t | W + e - 1)",
+            "historic",
+            _found_last("h = n - 1: found, release 0.33.0", cov.store_need_blocks, False),
+            {"g": 16, "m": 4, "f": 4, "b": 16, "k": 1, "W": 32, "e": 1, "j": 13},
+            _tell_lost("0.33.0", 1),
+            ("f", "b", "k"),
+        ),
+    ),
+    (_LARGEST, v.SCAN, v.PREFIX, _STORE),
+    (
+        "Where h = n - 1 is lost, lookup falls back to the next multiple of F: an identical prompt of "
+        "length n = m*F reuses m*F - F tokens instead of n - 1.",
+    ),
+)
