@@ -1,9 +1,9 @@
 """The book: what the scheduler process knows, rebuilt from decisions alone.
 
-Every policy keeps its own structures; the world keeps this one, by applying each decision as it is taken.  It is the
-*scheduler view*: it holds no ghost, no stream position and no rank's memory, so contracts and the reference policy may
-look at all of it.  Ownership lives in the core protocol (``spec.core``); the book adds order (which free block goes
-next), tables, tokens and the host tier.
+Every policy keeps its own structures; the world keeps this one, by applying each decision as it is taken.
+It is the *scheduler view*: it holds no ghost, no stream position and no rank's memory, so contracts and the
+reference policy may look at all of it.  Ownership lives in the core protocol (``spec.core``); the book adds
+order (which free block goes next), tables, tokens and the host tier.
 
 Sources: vLLM ``v1/core/block_pool.py`` (free queue, hash map), ``v1/core/single_type_kv_cache_manager.py``
 (``req_to_blocks``), ``v1/request.py``, ``v1/kv_offload/cpu/manager.py`` (chunk status).
@@ -12,8 +12,10 @@ Sources: vLLM ``v1/core/block_pool.py`` (free queue, hash map), ``v1/core/single
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from spec.chains import EMPTY, Chains
 from spec.config import Config
@@ -44,8 +46,17 @@ class Request:
     cols: list[list[int]]  # per group: logical column -> block id, 0 for null
     status: Status = Status.WAITING
     computed: int = 0  # by the scheduler's count: scheduled tokens included, drafts not yet rejected included
-    flying: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # step -> (c, q, d), not yet processed
+    flying: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # step -> (c, q, d), not yet processed
     hit: int = 0  # tokens in place at the last admission
+    retained: list[int] = field(
+        default_factory=list
+    )  # blocks held outside the table: sources and results of copies
+
+    def holds(self) -> bool:
+        """Whether it holds any block."""
+        return bool(self.retained) or any(map(any, self.cols))
 
     @property
     def known(self) -> int:
@@ -95,11 +106,12 @@ class Book:
         blocks = self.by_key.get(key)
         return blocks[0] if blocks else NULL
 
-    # -- applying decisions ------------------------------------------------------------------------------------
+    # -- applying decisions --------------------------------------------------------------------------------
     def apply(self, event: Event) -> str | None:
         """The decision happens; the name of the core rule it broke, or None."""
         handler = _HANDLERS.get(event[0])
-        return handler(self, *event[1:]) if handler else None
+        broken: str | None = handler(self, *event[1:]) if handler else None
+        return broken
 
     def _alloc(self, u: UserId, g: int, col: int, b: int) -> str | None:
         if b in self.free:
@@ -114,10 +126,12 @@ class Book:
         return self.core.adopt(u, b)
 
     def _set(self, u: UserId, g: int, col: int, b: int) -> None:
-        if col >= 0:  # a negative column holds a reference outside the table: the source of a copy-on-write
-            cols = self.requests[u].cols[g]
-            cols.extend([NULL] * (col + 1 - len(cols)))
-            cols[col] = b
+        if col < 0:  # a reference outside the table, for a copy-on-write that has not run yet
+            self.requests[u].retained.append(b)
+            return
+        cols = self.requests[u].cols[g]
+        cols.extend([NULL] * (col + 1 - len(cols)))
+        cols[col] = b
 
     def _move(self, u: UserId, g: int, col: int, to: int, b: int) -> None:
         self._set(u, g, col, NULL)
@@ -125,7 +139,9 @@ class Book:
 
     def _drop(self, u: UserId, g: int, col: int, b: int) -> str | None:
         request = self.requests[u]
-        if 0 <= col < len(request.cols[g]) and request.cols[g][col] == b:
+        if col < 0 and b in request.retained:
+            request.retained.remove(b)
+        elif 0 <= col < len(request.cols[g]) and request.cols[g][col] == b:
             request.cols[g][col] = NULL
         broken = self.core.release(u, b)
         if broken is None and b not in self.core.holders:
@@ -212,10 +228,12 @@ class Book:
     def forget(self) -> None:
         """Requests that are done, hold nothing and fly in no step leave the book."""
         for u, request in list(self.requests.items()):
-            if request.status is Status.DONE and not request.flying and not any(map(any, request.cols)):
+            if request.status is Status.DONE and not request.flying and not request.holds():
                 del self.requests[u]
 
-    def _job(self, j: int, way: str, u: UserId, chunks: tuple[tuple[Key, int, tuple[int, ...]], ...]) -> str | None:
+    def _job(
+        self, j: int, way: str, u: UserId, chunks: tuple[tuple[Key, int, tuple[int, ...]], ...]
+    ) -> str | None:
         blocks = dict.fromkeys(b for _, _, subs in chunks for b in subs if b)
         if way == "load":
             for key, _, _ in chunks:
@@ -240,7 +258,7 @@ class Book:
             self.tier[key] = HostChunk(place, state)
 
 
-_HANDLERS = {
+_HANDLERS: dict[str, Callable[..., Any]] = {
     "alloc": Book._alloc,
     "adopt": Book._adopt,
     "move": Book._move,

@@ -1,12 +1,13 @@
 """Token prefixes as integers: what a block's bytes *are*, and what a prefix key *names*.
 
 A causal layer's bytes for position ``i`` depend on tokens ``0..i`` and on nothing else, and a recurrent state
-after ``n`` tokens depends on tokens ``0..n-1``.  So one integer per distinct token prefix is a complete ghost of
-both: equal prefixes, equal bytes.  The same integers serve as prefix hashes ("hash equality is prefix equality",
-an assumption every engine makes; vLLM: ``v1/core/kv_cache_utils.py::hash_block_tokens``).
+after ``n`` tokens depends on tokens ``0..n-1``.  So one integer per distinct token prefix is a complete
+ghost of both: equal prefixes, equal bytes.  The same integers serve as prefix hashes ("hash equality is
+prefix equality", an assumption every engine makes; vLLM: ``v1/core/kv_cache_utils.py::hash_block_tokens``).
 
-The model that is served is a function too: :meth:`Chains.next_token` gives the one right next token of a prefix, so
-two requests with one prefix produce one continuation, and a follow-up turn can hit what the first turn produced.
+The model that is served is a function too: :meth:`Chains.next_token` gives the one right next token of a
+prefix, so two requests with one prefix produce one continuation, and a follow-up turn can hit what the
+first turn produced.
 """
 
 from __future__ import annotations

@@ -129,6 +129,19 @@ class Config:
         """Least common multiple of the groups' blocks (``resolve_kv_cache_block_sizes``)."""
         return lcm(*(group.block_tokens for group in self.groups))
 
+    @property
+    def partial_hits(self) -> bool:
+        """Whether a local hit may end inside a block (``kv_cache_utils.py::partial_hash_hits_enabled``).
+
+        That takes a Mamba group whose block is larger than the hash block, and no group that cannot look up
+        inside a block: a window or chunked group unless its block is the hash block.
+        """
+        unit = self.hash_block_tokens
+        coarse = any(g.kind is Kind.MAMBA and g.block_tokens > unit for g in self.groups)
+        return coarse and all(
+            g.kind in (Kind.FULL, Kind.MAMBA) or g.block_tokens == unit for g in self.groups
+        )
+
     def dropping_groups(self) -> tuple[Group, ...]:
         """Groups that drop one unit of each hit: the drafter's, or all of them when none is flagged."""
         if not self.tail_drop:

@@ -1,19 +1,20 @@
 """The core protocol: who owns which block, on ids alone.  Twelve actions; read it in five minutes.
 
-**Story.**  One pool of blocks serves every cache group.  A request *allocates* blocks, *publishes* full ones under
-prefix keys, and other requests *adopt* published ones.  A block that nobody holds is free; if it still carries a key
-it can be adopted until an allocation *evicts* the key.  A store reads blocks long after it was decided: it *fences*
-them from creation to the last rank's report.  The fence never stops the allocator; it obliges the step that reuses
-the block to *flush* the store first.  A worker keeps per-request state in batch *slots*; kernels of a step may run
-many steps later, when the slot already belongs to someone else, so each occupancy has a *generation*.
+**Story.**  One pool of blocks serves every cache group.  A request *allocates* blocks, *publishes* full
+ones under prefix keys, and other requests *adopt* published ones.  A block that nobody holds is free; if it
+still carries a key it can be adopted until an allocation *evicts* the key.  A store reads blocks long after
+it was decided: it *fences* them from creation to the last rank's report.  The fence never stops the
+allocator; it obliges the step that reuses the block to *flush* the store first.  A worker keeps per-request
+state in batch *slots*; kernels of a step may run many steps later, when the slot already belongs to someone
+else, so each occupancy has a *generation*.
 
-Each action is a guard, then an effect.  A guard that fails names the rule that it enforces and leaves the state to
-the effect all the same: the full machine asks the core about what a policy *did*, and what was done was done.
-No token arithmetic lives here.  The full machine maps every decision to one of these actions or to nothing
-(:data:`CORE_ACTION`), and asks on every walked step.
+Each action is a guard, then an effect.  A guard that fails names the rule that it enforces and leaves the
+state to the effect all the same: the full machine asks the core about what a policy *did*, and what was
+done was done. No token arithmetic lives here.  The full machine maps every decision to one of these actions
+or to nothing (:data:`CORE_ACTION`), and asks on every walked step.
 
-Sources: vLLM ``v1/core/block_pool.py::BlockPool``; ``.../kv_connector/v1/offloading/scheduler.py`` (fences, flushes);
-``v1/worker/gpu/states.py::RequestState`` (slots).
+Sources: vLLM ``v1/core/block_pool.py::BlockPool``; ``.../kv_connector/v1/offloading/scheduler.py`` (fences,
+flushes); ``v1/worker/gpu/states.py::RequestState`` (slots).
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Core:
     key: dict[int, object] = field(default_factory=dict)  # block -> published key
     jobs: dict[int, Job] = field(default_factory=dict)
     fences: dict[int, dict[int, None]] = field(default_factory=dict)  # block -> jobs, in creation order
-    reused: dict[int, None] = field(default_factory=dict)  # fenced stores whose block was handed out this step
+    reused: dict[int, None] = field(
+        default_factory=dict
+    )  # fenced stores whose block was handed out this step
     slots: dict[int, tuple[object, int]] = field(default_factory=dict)  # slot -> (owner, generation)
     generation: dict[int, int] = field(default_factory=dict)  # slot -> occupancies so far
     steps: dict[int, tuple[object, ...]] = field(default_factory=dict)  # step in flight -> owners of its rows
 
-    # -- the pool ----------------------------------------------------------------------------------------------
+    # -- the pool ------------------------------------------------------------------------------------------
     def allocate(self, owner: object, block: int) -> str | None:
         """A free, keyless block gets its first reference.  Fenced stores on it must be flushed this step."""
         broken = None
@@ -82,7 +85,8 @@ class Core:
         return None
 
     def publish(self, owner: object, block: int, key: object) -> str | None:
-        """The block goes under a key, before its bytes exist: whoever reads it must come later in stream order."""
+        """The block goes under a key, before its bytes exist: whoever reads it must come later in stream
+        order."""
         broken = None if owner in self.holders.get(block, {}) else "publish_only_held"
         if block == NULL:
             broken = "null_block_unowned"
@@ -94,7 +98,7 @@ class Core:
         self.key.pop(block, None)
         return None
 
-    # -- transfers ---------------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------
     def create(self, job: int, way: str, blocks: tuple[int, ...]) -> str | None:
         """A transfer is decided; its device blocks are fenced until the last report."""
         broken = "null_block_unowned" if NULL in blocks else None
@@ -123,7 +127,7 @@ class Core:
         self.reused.pop(job, None)
         return None if job in self.jobs else "flush_only_pending"
 
-    # -- slots and steps ---------------------------------------------------------------------------------------
+    # -- slots and steps -----------------------------------------------------------------------------------
     def take(self, owner: object, slot: int) -> str | None:
         """A request enters a batch slot; the slot's generation names this occupancy."""
         broken = "slot_single_occupant" if slot in self.slots else None
@@ -148,13 +152,15 @@ class Core:
         self.steps.pop(step, None)
         return None if step == oldest else "steps_end_in_order"
 
-    # -- for exploration ---------------------------------------------------------------------------------------
+    # -- for exploration -----------------------------------------------------------------------------------
     def frozen(self) -> tuple[object, ...]:
         """A hashable picture of the whole state."""
         return (
             tuple(sorted((b, tuple(sorted(h.items(), key=repr))) for b, h in self.holders.items())),
             tuple(sorted(self.key.items(), key=repr)),
-            tuple(sorted((j, job.way, job.blocks, tuple(sorted(job.waiting))) for j, job in self.jobs.items())),
+            tuple(
+                sorted((j, job.way, job.blocks, tuple(sorted(job.waiting))) for j, job in self.jobs.items())
+            ),
             tuple(sorted(self.reused)),
             tuple(sorted(self.slots.items(), key=repr)),
             tuple(sorted(self.generation.items())),

@@ -1,17 +1,19 @@
 """Ghost memory: what every page, host chunk and worker buffer of a rank really holds.
 
-**Story.**  All groups draw blocks from one pool, and a block's bytes are one page: attention cells, or a convolution
-window and a temporal state, seen through whichever group's layers address it.  Nothing in the page says whose it is;
-the block id alone does.  So a page here is a *view* (the group that wrote last) and that group's cells; writing
-through another view destroys what was there, as it does in the unified layout.
+**Story.**  All groups draw blocks from one pool, and a block's bytes are one page: attention cells, or a
+convolution window and a temporal state, seen through whichever group's layers address it.  Nothing in the
+page says whose it is; the block id alone does.  So a page here is a *view* (the group that wrote last) and
+that group's cells; writing through another view destroys what was there, as it does in the unified layout.
 
-* full, window and chunked groups: one cell a token position; a cell holds the prefix (see ``spec.chains``) that ends
+* full, window and chunked groups: one cell a token position; a cell holds the prefix (see ``spec.chains``)
+  that ends
   with that position's token.
-* Mamba groups: cell 0 is the convolution window, a tuple whose entry ``i`` is the state after query token ``i`` of the
+* Mamba groups: cell 0 is the convolution window, a tuple whose entry ``i`` is the state after query token
+  ``i`` of the
   step that wrote it (a kernel reads it shifted); cell 1 is the temporal state, one prefix.
 
-A copy between device and host takes time.  It *begins* (snapshot of the source; the target is torn) and *ends*
-(delivers, unless source or target has meanwhile been given other bytes: then the target stays torn).
+A copy between device and host takes time.  It *begins* (snapshot of the source; the target is torn) and
+*ends* (delivers, unless source or target has meanwhile been given other bytes: then the target stays torn).
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Memory:
         self.cells: list[list[Cell]] = [[GARBAGE] for _ in range(config.pool_blocks)]
         self.host: dict[tuple[int, int], Page] = {}  # (host chunk place, sub-slot) -> page
         self.torn_by: dict[int, int] = {}  # page -> load that has begun and not ended on it
-        self.host_by: dict[tuple[int, int], int] = {}  # host sub-slot -> store that has begun and not ended on it
+        self.host_by: dict[
+            tuple[int, int], int
+        ] = {}  # host sub-slot -> store that has begun and not ended on it
         slots = config.slots
         # Per-slot source tables outlive a step; gathered tables are rewritten by every step in batch order.
         self.tables = {
@@ -49,7 +53,8 @@ class Memory:
         self.accepted = [1] * slots  # accepted tokens of the slot's last step
         self.state = [-1] * slots  # running column of the slot's last step
         self.computed = [0] * slots  # tokens computed, by the device's own count
-        # Host buffers of the v1 runner: accepted counts by batch row, and the snapshot a step's copy lands in.
+        # Host buffers of the v1 runner: accepted counts by batch row, and the snapshot a step's copy lands
+        # in.
         self.counts: dict[str, list[int]] = {"rows": [1] * slots, "own": [1] * slots}
 
     def page(self, block: int) -> Page:
@@ -102,7 +107,8 @@ class Memory:
         return window[offset] if isinstance(window, tuple) and offset < len(window) else GARBAGE
 
     def copy_state(self, group: int, conv_from: int, temporal_from: int, bias: int, to: int) -> None:
-        """What a state-copy kernel does to one request: the window shifted by ``bias``, the temporal state whole."""
+        """What a state-copy kernel does to one request: the window shifted by ``bias``, the temporal state
+        whole."""
         window = self.cells[conv_from][CONV] if self.view[conv_from] == group else GARBAGE
         shifted: Cell = window[bias:] if isinstance(window, tuple) else window
         temporal = self.temporal(temporal_from, group)

@@ -1,14 +1,15 @@
 """Operations of worker programs: what a rank's streams execute, and when the head of a stream is blocked.
 
-A policy answers ``worker_program(rank)`` with a list of ``(stream, operation)``.  Which operations, with which
-operands and in which order is the policy's; *when* a stream advances is the adversary's.  An operand is fixed when the
-operation is enqueued (a plain field: ``Imm``), or is read when it executes (:class:`Deref`).  Kernels that run
-late differ from kernels that run in their own step exactly in what their operands still mean by then.
+A policy answers ``worker_program(rank)`` with a list of ``(stream, operation)``.  Which operations, with
+which operands and in which order is the policy's; *when* a stream advances is the adversary's.  An operand
+is fixed when the operation is enqueued (a plain field: ``Imm``), or is read when it executes
+(:class:`Deref`).  Kernels that run late differ from kernels that run in their own step exactly in what
+their operands still mean by then.
 
-Within one stream operations run in order.  Between streams, a transfer waits for the part of the main stream that was
-enqueued before it (``after_main``), as ``stream.wait_stream`` does; the main stream waits for a transfer only where a
-:class:`Wait` says so.  A forward waits for the previous stage's forward of its step, a late kernel for the tokens
-it was sent: data that does not exist cannot be read.
+Within one stream operations run in order.  Between streams, a transfer waits for the part of the main
+stream that was enqueued before it (``after_main``), as ``stream.wait_stream`` does; the main stream waits
+for a transfer only where a :class:`Wait` says so.  A forward waits for the previous stage's forward of its
+step, a late kernel for the tokens it was sent: data that does not exist cannot be read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from spec.chains import ZERO
 if TYPE_CHECKING:
     from spec.world import Rank, World
 
-UserId = tuple[str, int]  # a request incarnation: the client's name for it, and how often that name was used before
+UserId = tuple[
+    str, int
+]  # a request incarnation: the client's name for it, and how often that name was used before
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ def table_row(rank: Rank, operand: TableRow, group: int) -> list[int] | tuple[in
 
 
 def column(row: list[int] | tuple[int, ...], col: int) -> int:
-    """A block id by column; a kernel that leaves its row reads somebody else's memory, here the null block."""
+    """A block id by column; a kernel that leaves its row reads somebody else's memory, here the null
+    block."""
     return row[col] if 0 <= col < len(row) else 0
 
 
@@ -67,7 +71,7 @@ class Op:
         raise NotImplementedError
 
 
-# -- batch slots and tables ------------------------------------------------------------------------------------
+# -- batch slots and tables --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -151,8 +155,9 @@ class Permute(Op):
 
 @dataclass(slots=True)
 class Gather(Op):
-    """Batch rows of this step, copied from the slots' rows; padded rows become null rows; columns that a window can no
-    longer reach become null (``v1/worker/gpu/block_table.py::BlockTables.gather_block_tables``)."""
+    """Batch rows of this step, copied from the slots' rows; padded rows become null rows; columns that a
+    window can no longer reach become null
+    (``v1/worker/gpu/block_table.py::BlockTables.gather_block_tables``)."""
 
     slots: tuple[int, ...]
     unreachable: tuple[tuple[int, ...], ...]  # per batch row, per group: leading columns to null
@@ -172,7 +177,7 @@ class Gather(Op):
                 rows[index] = [0] * len(rows[index])
 
 
-# -- pages -----------------------------------------------------------------------------------------------------
+# -- pages -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -199,12 +204,13 @@ class CopyPage(Op):
             world.wrote(rank, dst, group, "copy")
 
 
-# -- recurrent state -------------------------------------------------------------------------------------------
+# -- recurrent state ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class PreProcess(Op):
-    """Before the forward: the running column advances; where it moves, the state to go on from is copied there.
+    """Before the forward: the running column advances; where it moves, the state to go on from is copied
+    there.
 
     Per row: operand of the table, slot, query tokens.  Source: ``v1/worker/mamba_utils.py::
     preprocess_mamba_align_fused_kernel`` and ``precopy_mamba_align_fused_kernel``."""
@@ -231,11 +237,13 @@ class PreProcess(Op):
 
 @dataclass(slots=True)
 class PostProcess(Op):
-    """After verification: counts become true, and a boundary that the accepted tokens reached is put in its column.
+    """After verification: counts become true, and a boundary that the accepted tokens reached is put in its
+    column.
 
-    On the last stage this runs in its own step; on earlier stages when the tokens have come back, ``pp`` steps later.
-    Per row: batch index in the step it belongs to, slot (or -1: masked), operand of the table.  Source:
-    ``v1/worker/gpu/pp_utils.py::PPHandler``; ``v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel``."""
+    On the last stage this runs in its own step; on earlier stages when the tokens have come back, ``pp``
+    steps later. Per row: batch index in the step it belongs to, slot (or -1: masked), operand of the table.
+    Source: ``v1/worker/gpu/pp_utils.py::PPHandler``;
+    ``v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel``."""
 
     step: int
     rows: tuple[tuple[int, int, TableRow], ...]
@@ -281,7 +289,7 @@ class PostProcess(Op):
         world.steps[self.step].counts = list(memory.accepted)
 
 
-# -- the forward -----------------------------------------------------------------------------------------------
+# -- the forward -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +304,11 @@ class BatchRow:
 
 @dataclass(slots=True)
 class Forward(Op):
-    """The model runs: attention writes the step's cells and reads its history, recurrent layers go on from a state.
+    """The model runs: attention writes the step's cells and reads its history, recurrent layers go on from
+    a state.
 
-    ``tables`` names the gathered tables that the (possibly captured) kernels address; ``index`` is, for each row
-    of the padded batch, the table row from which recurrent layers take their state columns
+    ``tables`` names the gathered tables that the (possibly captured) kernels address; ``index`` is, for
+    each row of the padded batch, the table row from which recurrent layers take their state columns
     (``v1/worker/mamba_utils.py::compute_aligned_state_indices``)."""
 
     step: int
@@ -316,7 +325,8 @@ class Forward(Op):
 
 @dataclass(slots=True)
 class Sample(Op):
-    """The last stage verifies the drafts and samples one token more; the tokens go to the host and to earlier stages."""
+    """The last stage verifies the drafts and samples one token more; the tokens go to the host and to
+    earlier stages."""
 
     step: int
 
@@ -337,12 +347,13 @@ class Draft(Op):
         world.draft(self, rank)
 
 
-# -- transfers -------------------------------------------------------------------------------------------------
+# -- transfers ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Wait(Op):
-    """The stream waits for a transfer's end on this rank: the flush of a store before its source is overwritten."""
+    """The stream waits for a transfer's end on this rank: the flush of a store before its source is
+    overwritten."""
 
     job: int
 
@@ -377,13 +388,13 @@ class End(Op):
         world.end_transfer(self.job, rank)
 
 
-# -- accepted counts of the v1 runner --------------------------------------------------------------------------
+# -- accepted counts of the v1 runner ----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class CopyCounts(Op):
-    """Accepted counts of a step go to a host buffer, on a stream of their own (``v1/worker/gpu_model_runner.py::
-    _update_states_after_model_execute``)."""
+    """Accepted counts of a step go to a host buffer, on a stream of their own
+    (``v1/worker/gpu_model_runner.py:: _update_states_after_model_execute``)."""
 
     step: int
     buffer: str
@@ -402,8 +413,9 @@ class CopyCounts(Op):
 class HostRows(Op):
     """The host rewrites its batch rows between two steps: moves, swaps, and rows of new requests set to 1.
 
-    Real hosts run ahead of the device.  What matters here is only whether the count copy lands before or after, and
-    that is free: the copy runs on its own stream, so the host's operations can stand in the main stream."""
+    Real hosts run ahead of the device.  What matters here is only whether the count copy lands before or
+    after, and that is free: the copy runs on its own stream, so the host's operations can stand in the main
+    stream."""
 
     buffer: str
     moves: tuple[tuple[int, int], ...]
@@ -422,8 +434,8 @@ class HostRows(Op):
 
 @dataclass(slots=True)
 class HostCounts(Op):
-    """After the copy has landed, each row takes its count: from row ``previous`` of the buffer, or 1 if it was not in
-    the step (``_prepare_inputs``)."""
+    """After the copy has landed, each row takes its count: from row ``previous`` of the buffer, or 1 if it
+    was not in the step (``_prepare_inputs``)."""
 
     step: int  # the step whose counts are awaited; 0 for none
     buffer: str

@@ -1,8 +1,9 @@
 """What a policy is: the questions that an implementation answers, and the form of its answers.
 
-The reference model, a fault, the reference implementation and a vLLM release behind an adapter are all policies in one
-world.  A policy is asked these questions and no others.  It learns what the process it stands for really learns:
-requests, sampled tokens, reports.  It sees no ghost, no stream position and no other rank.
+The reference model, a fault, the reference implementation and a vLLM release behind an adapter are all
+policies in one world.  A policy is asked these questions and no others.  It learns what the process it
+stands for really learns: requests, sampled tokens, reports.  It sees no ghost, no stream position and no
+other rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from spec.events import Event
 from spec.ops import Op, UserId
 
 Program = list[tuple[str, Op]]
-"""Operations in the order in which a rank's host enqueues them, each with its stream: main, store, load or counts."""
+"""Operations in the order in which a rank's host enqueues them, each with its stream: main, store, load or
+counts."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class PolicyError(AssertionError):
 
 
 class Policy(Protocol):
-    """The seven questions.  Sources of the names: vLLM ``v1/core/sched/interface.py``, ``KVConnectorBase_V1``."""
+    """The seven questions.  Sources of the names: vLLM ``v1/core/sched/interface.py``,
+    ``KVConnectorBase_V1``."""
 
     def on_arrive(self, arrival: Arrival) -> Answer:
         """A client's request has arrived."""

@@ -1,4 +1,5 @@
-"""All invariants, one table.  Each lives in the module of its mechanism, beside the story that explains it."""
+"""All invariants, one table.  Each lives in the module of its mechanism, beside the story that explains
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ RULES: tuple[Rule, ...] = (
 BY_NAME: dict[str, Rule] = {rule.name: rule for rule in RULES}
 STATE_RULES: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.holds)
 BY_DECISION: dict[str, tuple[Rule, ...]] = {
-    kind: tuple(rule for rule in RULES if kind in rule.on) for kind in sorted({k for rule in RULES for k in rule.on})
+    kind: tuple(rule for rule in RULES if kind in rule.on)
+    for kind in sorted({k for rule in RULES for k in rule.on})
 }
 CORE_RULES: dict[str, tuple[str, ...]] = {
     kind: tuple(rule.name for rule in RULES if kind in rule.core)

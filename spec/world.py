@@ -1,16 +1,17 @@
 """The world: what happens whatever the code decides.
 
-A world holds one engine: clients, the scheduler's book, and one :class:`Rank` a worker with streams and ghost memory.
-It asks the policy its questions, applies the decisions, enqueues the programs, and lets the adversary's choices
-decide when each stream, transfer and report advances.  It never decides *what*, nor in which order one stream runs.
+A world holds one engine: clients, the scheduler's book, and one :class:`Rank` a worker with streams and
+ghost memory. It asks the policy its questions, applies the decisions, enqueues the programs, and lets the
+adversary's choices decide when each stream, transfer and report advances.  It never decides *what*, nor in
+which order one stream runs.
 
-**The engine loop** is the same in both runners (vLLM ``v1/engine/core.py::step_with_batch_queue``): up to Q steps
-are in flight (sync: ``pp``; async: ``pp + 1``); the oldest output is processed when the queue is full, or when
-no request is left.  So with sync scheduling the output of step T is processed after ``schedule(T + pp - 1)`` and before
-``schedule(T + pp)``; with async one step later.
+**The engine loop** is the same in both runners (vLLM ``v1/engine/core.py::step_with_batch_queue``): up to Q
+steps are in flight (sync: ``pp``; async: ``pp + 1``); the oldest output is processed when the queue is
+full, or when no request is left.  So with sync scheduling the output of step T is processed after
+``schedule(T + pp - 1)`` and before ``schedule(T + pp)``; with async one step later.
 
-**What a reader should see** comes from the clients alone: verified tokens and the step's own drafts.  Tables, counts and
-the policy have no part in it.
+**What a reader should see** comes from the clients alone: verified tokens and the step's own drafts.
+Tables, counts and the policy have no part in it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,36 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from spec.book import Book, Key, Status
 from spec.chains import EMPTY, GARBAGE, TORN, Chains
 from spec.config import Config, Kind
 from spec.events import Event
 from spec.memory import CONV, TEMPORAL, Memory, Page, torn
-from spec.ops import Begin, BatchRow, CopyCounts, Deref, Draft, Forward, Op, TableRow, UserId, column, table_row
+from spec.ops import (
+    BatchRow,
+    Begin,
+    CopyCounts,
+    Deref,
+    Draft,
+    Forward,
+    Op,
+    TableRow,
+    UserId,
+    column,
+    table_row,
+)
 from spec.policy import Answer, Arrival, Output, Policy, PolicyError
 from spec.rules import BY_DECISION, BY_NAME, CORE_RULES, STATE_RULES
 
 if TYPE_CHECKING:
     from spec.rules import Rule
 
+Reply = TypeVar("Reply")
 STREAMS = ("main", "store", "load", "counts")
+QUIET_ROUNDS = 400  # schedules after which a quiet engine that still has work is stuck
 Choice = Event
 
 
@@ -72,9 +88,12 @@ class StepRun:
     starts: dict[UserId, int] = field(default_factory=dict)
     right: dict[UserId, int] = field(default_factory=dict)  # leading drafts that are right
     forwards: set[int] = field(default_factory=set)
-    results: list[tuple[int, int]] = field(default_factory=list)  # per row: tokens verified (0: none sampled), rejected
+    results: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # per row: tokens verified (0: none sampled), rejected
     new: dict[UserId, tuple[int, ...]] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)  # accepted counts by slot, as post-processing left them
+    marks: list[int] = field(default_factory=list)  # per rank: main-stream operations enqueued with this step
     sampled: bool = False
 
 
@@ -107,7 +126,8 @@ class Rank:
 
 
 class World:
-    """One engine under one policy.  ``choose`` makes a choice; ``verdict`` is the first consequence that broke."""
+    """One engine under one policy.  ``choose`` makes a choice; ``verdict`` is the first consequence that
+    broke."""
 
     def __init__(
         self,
@@ -148,13 +168,15 @@ class World:
         self.count = 0  # events so far
         self.choices = 0
         self.fired: Counter[str] = Counter()
-        self.tally: dict[str, list[int]] = {name: [0, 0] for name in BY_NAME}  # rule -> [did not apply, applied]
+        self.tally: dict[str, list[int]] = {
+            name: [0, 0] for name in BY_NAME
+        }  # rule -> [did not apply, applied]
         self.witnesses: Counter[str] = Counter()
         self.dirty: set[str] = set()
         self.verdict: Breach | None = None
         self.disciplines: list[Breach] = []
 
-    # -- events and rules --------------------------------------------------------------------------------------
+    # -- events and rules ----------------------------------------------------------------------------------
     def emit(self, event: Event) -> None:
         """One line of the trace."""
         self.count += 1
@@ -200,7 +222,7 @@ class World:
         problem = rule.holds(self) if applies else None
         self.judge(rule.name, applies, problem is None, lambda: str(problem))
 
-    # -- choices -----------------------------------------------------------------------------------------------
+    # -- choices -------------------------------------------------------------------------------------------
     def choose(self, choice: Choice) -> bool:
         """Make a choice if it is possible now; whether it was."""
         if self.verdict or not self.enabled(choice):
@@ -221,9 +243,9 @@ class World:
             name, family, prompt, outputs = choice[1:]
             if self.live(name) or prompt < 1 or outputs < 1:
                 return False
-            return len(self.prompt_tokens(family, prompt)) + outputs <= self.config.request_tokens
+            return bool(len(self.prompt_tokens(family, prompt)) + outputs <= self.config.request_tokens)
         if kind in ("accept", "abort"):
-            return self.live(choice[1]) is not None
+            return self.live(str(choice[1])) is not None
         if kind == "schedule":
             return len(self.queue) < self.depth
         if kind == "output":
@@ -233,7 +255,7 @@ class World:
             return rank < len(self.ranks) and stream in STREAMS and self.head_blocked(rank, stream) is None
         if kind in ("report", "fail"):
             return self.reportable(*choice[1:]) is not None
-        return kind in ("reset", "drain")
+        return kind in ("reset", "drain", "quiet")
 
     def live(self, name: str) -> Client | None:
         """The client of that name whose request is not over."""
@@ -244,7 +266,8 @@ class World:
         return client if request is not None and request.status is not Status.DONE else None
 
     def prompt_tokens(self, family: str, prompt: int) -> tuple[int, ...]:
-        """Tokens of a prompt.  Families ``0`` to ``3`` share prefixes; a client's name continues its last conversation."""
+        """Tokens of a prompt.  Families ``0`` to ``3`` share prefixes; a client's name continues its last
+        conversation."""
         if family in self.finished:
             base = self.finished[family]
             return base + tuple(500 + i for i in range(prompt))
@@ -273,10 +296,12 @@ class World:
                     return transfer
         return None
 
-    # -- what each choice does ---------------------------------------------------------------------------------
+    # -- what each choice does -----------------------------------------------------------------------------
     def _arrive(self, name: str, family: str, prompt: int, outputs: int) -> None:
         tokens = self.prompt_tokens(family, prompt)
-        self.witness("same_id_back_before_late_report", any(t.uid[0] == name for t in self.transfers.values()))
+        self.witness(
+            "same_id_back_before_late_report", any(t.uid[0] == name for t in self.transfers.values())
+        )
         self.lives[name] += 1
         uid = (name, self.lives[name])
         line = [EMPTY]
@@ -308,8 +333,7 @@ class World:
         self.steps[step] = run
         self.queue.append(step)
         for rank in self.ranks:
-            message = answer.message
-            program = self.guard(lambda rank=rank: self.policy.worker_program(rank.index, message))  # type: ignore[misc]
+            program = self.guard(partial(self.policy.worker_program, rank.index, answer.message))
             for stream, op in program or ():
                 if isinstance(op, Forward):
                     run.rows = op.rows
@@ -317,6 +341,7 @@ class World:
                     op.after_main = rank.enqueued
                 rank.streams[stream].append(op)
                 rank.enqueued += stream == "main"
+            run.marks.append(rank.enqueued)
         run.sampled = not run.rows
 
     def _output(self) -> None:
@@ -324,7 +349,17 @@ class World:
         run = self.steps[step]
         tokens = tuple((row.uid, run.new.get(row.uid, ())) for row in run.rows)
         self.ask(lambda: self.policy.on_output(Output(step, tokens)))
-        self.steps.pop(step - 2 * self.config.pp - 2, None)  # nothing late can still name it
+        self.prune()
+
+    def prune(self) -> None:
+        """Forget steps that nothing late can name: every rank is past the program ``pp + 1`` steps later."""
+        for step in list(self.steps):
+            later = self.steps.get(step + self.config.pp + 1)
+            if later is None or step + self.config.pp + 1 in self.queue:
+                return
+            if any(rank.executed < later.marks[rank.index] or rank.streams["counts"] for rank in self.ranks):
+                return
+            del self.steps[step]
 
     def _run(self, rank: int, stream: str, ops: int) -> None:
         left = ops or 1_000_000
@@ -378,7 +413,11 @@ class World:
                     moved = True
         for transfer in list(self.transfers.values()):
             for rank in self.ranks:
-                if self.verdict is None and transfer.job in rank.ended and rank.index not in transfer.reported:
+                if (
+                    self.verdict is None
+                    and transfer.job in rank.ended
+                    and rank.index not in transfer.reported
+                ):
                     self.deliver_report(transfer.uid[0], transfer.way, rank.index, ok=True)
                     moved = True
         if self.verdict is None and self.output_due():
@@ -386,24 +425,35 @@ class World:
             moved = True
         return moved
 
-    def quiet(self, rounds: int = 400) -> bool:
+    def quiet(self) -> bool:
+        """Make the choice ``quiet``; whether everything came to rest and nothing was left over."""
+        self.choose(("quiet",))
+        return self.verdict is None
+
+    def _quiet(self) -> None:
         """The adversary goes quiet: everything runs, and the engine schedules until nothing is left.
 
-        Whether it came to rest; if not, or if something was left over, that is a verdict."""
-        for _ in range(rounds):
+        If it does not come to rest, or if something is left over, that is a verdict."""
+        for _ in range(QUIET_ROUNDS):
             self._drain()
             if self.verdict or self.idle():
                 break
             if len(self.queue) < self.depth:
-                self.choose(("schedule",))
+                self._schedule()
+                if not self.verdict:
+                    self.check_state()
         if self.verdict:
-            return False
+            return
         stuck = sorted(str(r.uid) for r in self.book.live())
-        self.judge("everything_drains", True, self.idle(), lambda: f"after {rounds} rounds: {stuck or 'transfers'} left")
+        self.judge(
+            "everything_drains",
+            True,
+            self.idle(),
+            lambda: f"after {QUIET_ROUNDS} rounds: {stuck or 'transfers'} left",
+        )
         if not self.verdict:
             left = self.leftover()
             self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
-        return self.verdict is None
 
     def leftover(self) -> str | None:
         """What an idle engine still holds."""
@@ -415,10 +465,15 @@ class World:
 
     def idle(self) -> bool:
         """Nothing lives, flies, transfers or waits."""
-        return not (self.book.requests or self.queue or self.transfers or any(any(r.streams.values()) for r in self.ranks))
+        return not (
+            self.book.requests
+            or self.queue
+            or self.transfers
+            or any(any(r.streams.values()) for r in self.ranks)
+        )
 
-    # -- asking the policy -------------------------------------------------------------------------------------
-    def guard(self, question: Callable[[], object]) -> object:
+    # -- asking the policy ---------------------------------------------------------------------------------
+    def guard(self, question: Callable[[], Reply]) -> Reply | None:
         """Ask; an error that the policy raises is a verdict."""
         self.tally["policy_raises_no_error"][1] += 1
         try:
@@ -430,7 +485,7 @@ class World:
     def ask(self, question: Callable[[], Answer]) -> Answer | None:
         """Ask a question and apply the decisions of the answer, judging each."""
         answer = self.guard(question)
-        if not isinstance(answer, Answer):
+        if answer is None:
             return None
         for decision in answer.decisions:
             self.decide(decision)
@@ -488,7 +543,7 @@ class World:
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
 
-    # -- slots -------------------------------------------------------------------------------------------------
+    # -- slots ---------------------------------------------------------------------------------------------
     def slot_taken(self, rank: Rank, slot: int, uid: UserId) -> None:
         """Every rank keeps the same slots; the core follows rank 0."""
         self.emit(("take", rank.index, slot, uid))
@@ -515,7 +570,8 @@ class World:
             slots[one], slots[two] = slots[two], slots[one]
 
     def late_row(self, step: int, index: int, slot: int, operand: TableRow) -> None:
-        """A row of late post-processing on rank 0, whose slots the core follows: whose it was, how it finds its blocks."""
+        """A row of late post-processing on rank 0, whose slots the core follows: whose it was, how it finds
+        its blocks."""
         row = self.steps[step].rows[index]
         occupant = self.book.core.slots.get(row.slot if slot < 0 else slot)
         if slot < 0:
@@ -554,7 +610,7 @@ class World:
         """A page was written."""
         self.emit(("write", rank.index, block, group, why))
 
-    # -- the forward -------------------------------------------------------------------------------------------
+    # -- the forward ---------------------------------------------------------------------------------------
     def forward_blocked(self, op: Forward, rank: Rank) -> str | None:
         """A stage needs the stage before it; the first stage needs the tokens of its rows."""
         run = self.steps[op.step]
@@ -588,8 +644,8 @@ class World:
                 client.computed = start + row.tokens
 
     def forward(self, op: Forward, rank: Rank) -> None:
-        """The model runs on one rank.  Attention layers write the step's cells before they read, row by row of one layer;
-        recurrent layers read their initial state before they write."""
+        """The model runs on one rank.  Attention layers write the step's cells before they read, row by row
+        of one layer; recurrent layers read their initial state before they write."""
         run = self.steps[op.step]
         if not run.lines:
             self.prepare(run)
@@ -616,7 +672,9 @@ class World:
                 block = group.block_tokens
                 for index, row in enumerate(op.rows):
                     start = run.starts[row.uid]
-                    self.put_cells(rank, g, tables[g][index], run.lines[row.uid], start, start + row.tokens, block)
+                    self.put_cells(
+                        rank, g, tables[g][index], run.lines[row.uid], start, start + row.tokens, block
+                    )
                 for index, row in enumerate(op.rows):
                     start = run.starts[row.uid]
                     first = 0
@@ -630,7 +688,9 @@ class World:
         for row in op.rows:
             memory.computed[row.slot] += row.tokens
 
-    def put_cells(self, rank: Rank, g: int, table: list[int], line: list[int], start: int, upto: int, block: int) -> None:
+    def put_cells(
+        self, rank: Rank, g: int, table: list[int], line: list[int], start: int, upto: int, block: int
+    ) -> None:
         """Attention writes positions ``start`` to ``upto - 1`` through the row's table."""
         memory = rank.memory
         while start < upto:
@@ -642,9 +702,18 @@ class World:
             start = stop
 
     def read_cells(
-        self, rule: str, rank: Rank, g: int, table: list[int], line: list[int], first: int, upto: int, uid: UserId
+        self,
+        rule: str,
+        rank: Rank,
+        g: int,
+        table: list[int],
+        line: list[int],
+        first: int,
+        upto: int,
+        uid: UserId,
     ) -> None:
-        """Attention reads positions ``first`` to ``upto - 1``: each cell must hold the prefix that ends there."""
+        """Attention reads positions ``first`` to ``upto - 1``: each cell must hold the prefix that ends
+        there."""
         memory, block = rank.memory, self.config.groups[g].block_tokens
         self.emit(("read", rank.index, uid, g, upto))
         self.tally[rule][1] += 1
@@ -653,7 +722,10 @@ class World:
             col, cell = divmod(at, block)
             stop = min(upto, (col + 1) * block)
             page = column(table, col)
-            if memory.view[page] != g or memory.cells[page][cell : cell + stop - at] != line[at + 1 : stop + 1]:
+            if (
+                memory.view[page] != g
+                or memory.cells[page][cell : cell + stop - at] != line[at + 1 : stop + 1]
+            ):
                 found = memory.run(page, g, cell, cell + stop - at)
                 for i, value in enumerate(found):
                     if value != line[at + 1 + i]:
@@ -667,7 +739,8 @@ class World:
             at = stop
 
     def recur(self, op: Forward, rank: Rank, run: StepRun, g: int) -> None:
-        """A recurrent group: initial state from the running column at the accepted offset, then the new states."""
+        """A recurrent group: initial state from the running column at the accepted offset, then the new
+        states."""
         memory, block = rank.memory, self.mamba_block
         for index, row in enumerate(op.rows):
             start = run.starts[row.uid]
@@ -682,7 +755,10 @@ class World:
                     lambda row=row, offset=offset: f"{row.uid} goes on from offset {offset}",  # type: ignore[misc]
                 )
                 want = run.lines[row.uid][start]
-                got = memory.temporal(column(table, first + offset), g), memory.conv(column(table, first), g, offset)
+                got = (
+                    memory.temporal(column(table, first + offset), g),
+                    memory.conv(column(table, first), g, offset),
+                )
                 self.judge(
                     "state_reads_exact",
                     True,
@@ -700,13 +776,17 @@ class World:
             start, line = run.starts[row.uid], run.lines[row.uid]
             table = table_row(rank, op.index[index], g)
             first = max((start + row.tokens - 1) // block, 0)
-            states = tuple(line[start + 1 : start + row.tokens + 1]) if row.decode else (line[start + row.tokens],)
+            states = (
+                tuple(line[start + 1 : start + row.tokens + 1]) if row.decode else (line[start + row.tokens],)
+            )
             memory.put(column(table, first), g, CONV, states)
             for i, state in enumerate(states):
                 page = column(table, first + i)
                 memory.put(page, g, TEMPORAL, state)
                 self.wrote(rank, page, g, "state")
-        for operand in op.index[len(op.rows) :]:  # padded rows of a captured graph write too: to the null block
+        for operand in op.index[
+            len(op.rows) :
+        ]:  # padded rows of a captured graph write too: to the null block
             page = column(table_row(rank, operand, g), 0)
             memory.put(page, g, CONV, GARBAGE)
             memory.put(page, g, TEMPORAL, GARBAGE)
@@ -763,7 +843,7 @@ class World:
                 table = rank.memory.tables[op.tables][g][index]
                 self.read_cells("drafter_reads_exact", rank, g, table, client.line, first, after, row.uid)
 
-    # -- transfers ---------------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------
     def begin_transfer(self, job: int, rank: Rank) -> None:
         """Snapshot the source, tear the target."""
         transfer = self.transfers[job]
@@ -785,7 +865,9 @@ class World:
                         "store_reads_reallocated_source", self.handed_out[block] != transfer.handed_out[block]
                     )
                 else:
-                    copies.append((block, spot, memory.host.get(spot, (group, (GARBAGE,) * memory.width[group]))))
+                    copies.append(
+                        (block, spot, memory.host.get(spot, (group, (GARBAGE,) * memory.width[group])))
+                    )
                     memory.put_page(block, blank_page)
                     memory.torn_by[block] = job
         transfer.snapshots[rank.index] = copies

@@ -1,17 +1,18 @@
 """Accepted tokens: counts that travel to the host and must find their request again.
 
-**Story.**  How many tokens a step accepted decides from which scratch column, and from which offset of the convolution
-window, the next step goes on.  The v2 runner keeps the count on the device, by slot.  The v1 runner copies it to the
-host on a stream of its own; meanwhile the host removes, condenses and swaps batch rows for the next step.  A copy that
-lands in those very rows is applied before or after the permutation, as the wind blows.  Repaired: it lands in a buffer of
-the runner's own, and after the wait each request takes the count of the row it had *then*; a new, resumed or same-id
-request starts from 1.
+**Story.**  How many tokens a step accepted decides from which scratch column, and from which offset of the
+convolution window, the next step goes on.  The v2 runner keeps the count on the device, by slot.  The v1
+runner copies it to the host on a stream of its own; meanwhile the host removes, condenses and swaps batch
+rows for the next step.  A copy that lands in those very rows is applied before or after the permutation, as
+the wind blows.  Repaired: it lands in a buffer of the runner's own, and after the wait each request takes
+the count of the row it had *then*; a new, resumed or same-id request starts from 1.
 
 **In the field.**  https://github.com/vllm-project/vllm/issues/51571 (rows rewritten before they are read),
-https://github.com/vllm-project/vllm/issues/47199, https://github.com/vllm-project/vllm/issues/42655 (stale row maps),
-https://github.com/vllm-project/vllm/pull/50021 (a count of zero).
+https://github.com/vllm-project/vllm/issues/47199, https://github.com/vllm-project/vllm/issues/42655 (stale
+row maps), https://github.com/vllm-project/vllm/pull/50021 (a count of zero).
 
-Sources: vLLM 0.33.0 ``v1/worker/gpu_model_runner.py::_update_states_after_model_execute``, ``_prepare_inputs``.
+Sources: vLLM 0.33.0 ``v1/worker/gpu_model_runner.py::_update_states_after_model_execute``,
+``_prepare_inputs``.
 """
 
 from __future__ import annotations

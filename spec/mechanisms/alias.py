@@ -1,17 +1,18 @@
 """The MTP alias: recurrent rows whose blocks move, and one physical block under two columns.
 
-**Story.**  In align mode a recurrent group keeps one *running* column and K *scratch* columns, one state a draft.  When a
-prefill chunk carries the running column past the scratch columns, the allocator *relocates* the scratch blocks: the same
-block object goes to the end of the row, its old column becomes null.  The ranks' rows and a connector's mirror only ever
-append, so they keep the old column: one physical block stands under two columns there, and a mirror's column p may name
-a block that by now holds some other state.
+**Story.**  In align mode a recurrent group keeps one *running* column and K *scratch* columns, one state a
+draft.  When a prefill chunk carries the running column past the scratch columns, the allocator *relocates*
+the scratch blocks: the same block object goes to the end of the row, its old column becomes null.  The
+ranks' rows and a connector's mirror only ever append, so they keep the old column: one physical block
+stands under two columns there, and a mirror's column p may name a block that by now holds some other state.
 
-A *boundary* state, after exactly (p + 1) blocks of tokens, is in column p once post-processing has put it there.  It is
-published and stored by an exact hand-off (group, block, tokens) from the core, never by position.
+A *boundary* state, after exactly (p + 1) blocks of tokens, is in column p once post-processing has put it
+there.  It is published and stored by an exact hand-off (group, block, tokens) from the core, never by
+position.
 
 **In the field.**  An external hit restored a stale state and the output lost exactly the draft width
-(https://github.com/1CatAI/1Cat-vLLM/pull/249); stores of null, reassigned or scratch blocks under a valid hash
-(https://github.com/vllm-project/vllm/pull/51358).
+(https://github.com/1CatAI/1Cat-vLLM/pull/249); stores of null, reassigned or scratch blocks under a valid
+hash (https://github.com/vllm-project/vllm/pull/51358).
 
 Sources: vLLM 0.33.0 ``v1/core/single_type_kv_cache_manager.py::MambaManager``.
 """

@@ -1,14 +1,15 @@
 """Coverage: what a hit demands must be what lookup checked and what the store kept.
 
-**Story.**  A hit over several groups is as long as every group can serve: full attention from the start, a window
-its last tokens, a recurrent group one state.  For an external hit the allocator gives every group fresh blocks from the
-first retained column on, and every one of them must be loaded.  A drafter of several modules re-reads the last K - 1
-tokens with their windows after a rejection, so a window group *retains* extra tokens; the extra columns are then
-demanded by a restore too.  Lookup, the check against loads in flight, and the store's mask each have to count them.
+**Story.**  A hit over several groups is as long as every group can serve: full attention from the start, a
+window its last tokens, a recurrent group one state.  For an external hit the allocator gives every group
+fresh blocks from the first retained column on, and every one of them must be loaded.  A drafter of several
+modules re-reads the last K - 1 tokens with their windows after a rejection, so a window group *retains*
+extra tokens; the extra columns are then demanded by a restore too.  Lookup, the check against loads in
+flight, and the store's mask each have to count them.
 
-**In the field.**  64 tokens hit, blocks of 16, window 32, 3 extra: restore names chunks 1 to 3, lookup had checked 2 and 3,
-and the engine died on an assertion after the hit was admitted (https://github.com/vllm-project/vllm/issues/56701,
-https://github.com/vllm-project/vllm/pull/56709).
+**In the field.**  64 tokens hit, blocks of 16, window 32, 3 extra: restore names chunks 1 to 3, lookup had
+checked 2 and 3, and the engine died on an assertion after the hit was admitted
+(https://github.com/vllm-project/vllm/issues/56701, https://github.com/vllm-project/vllm/pull/56709).
 
 Sources: vLLM 0.33.0 ``.../offloading/config.py``, ``.../offloading/scheduler.py::_lookup_complete_chunks``,
 ``v1/core/kv_cache_coordinator.py::find_longest_cache_hit``.
@@ -44,7 +45,9 @@ def hit_leaves_a_token(world: World, event: Event) -> None:
     _, uid, local, total = event
     known = world.book.requests[uid].known
     good = 0 <= local <= total < known
-    world.judge("hit_below_known", total > 0, good, lambda: f"{uid}: hit {local} then {total} of {known} tokens")
+    world.judge(
+        "hit_below_known", total > 0, good, lambda: f"{uid}: hit {local} then {total} of {known} tokens"
+    )
 
 
 def window_columns_present(world: World, event: Event) -> None:

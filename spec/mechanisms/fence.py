@@ -1,16 +1,17 @@
 """The fence: from a store's creation to its last report, through reuse of its source.
 
-**Story.**  A store is decided in one step, queued, submitted to a copy stream a step later, and reads its source blocks
-whenever the stream gets there.  Meanwhile the blocks may be freed (a window moves on, the request ends or is preempted)
-and handed to somebody else.  The fence, a set of job ids a physical block, does not stop that; it obliges the step that
-reuses a block to *flush*: submit, then wait on the device, before anything overwrites.  Every rank copies and reports for
-itself, in any order.  A chunk may be loaded once every rank has stored it; the fence may go with the last report.
+**Story.**  A store is decided in one step, queued, submitted to a copy stream a step later, and reads its
+source blocks whenever the stream gets there.  Meanwhile the blocks may be freed (a window moves on, the
+request ends or is preempted) and handed to somebody else.  The fence, a set of job ids a physical block,
+does not stop that; it obliges the step that reuses a block to *flush*: submit, then wait on the device,
+before anything overwrites.  Every rank copies and reports for itself, in any order.  A chunk may be loaded
+once every rank has stored it; the fence may go with the last report.
 
 **In the field.**  A window block reused while its dump still reads
-(https://github.com/ModelEngine-Group/unified-cache-management/issues/1088); preemption that frees blocks before a
-queued store has read them (https://github.com/vllm-project/vllm/pull/52360); a request re-admitted while its earlier
-store is unfinished (https://github.com/vllm-project/vllm/issues/46014); failed stores that keep their key
-(https://github.com/LMCache/LMCache/issues/4991).
+(https://github.com/ModelEngine-Group/unified-cache-management/issues/1088); preemption that frees blocks
+before a queued store has read them (https://github.com/vllm-project/vllm/pull/52360); a request re-admitted
+while its earlier store is unfinished (https://github.com/vllm-project/vllm/issues/46014); failed stores
+that keep their key (https://github.com/LMCache/LMCache/issues/4991).
 
 Sources: vLLM 0.33.0 ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``worker.py``.
 """
@@ -41,9 +42,14 @@ def chunk_problem(world: World, rank: Rank, event: Event, subs: tuple[int, ...])
         view, cells = rank.memory.host.get((place, sub), (g, (GARBAGE,)))
         if group.kind is Kind.MAMBA:
             window = cells[CONV] if len(cells) > 1 else GARBAGE
-            found = (window[0] if isinstance(window, tuple) and window else window, cells[TEMPORAL % len(cells)])
+            found = (
+                window[0] if isinstance(window, tuple) and window else window,
+                cells[TEMPORAL % len(cells)],
+            )
             if view != g or found != (line[n], line[n]):
-                return f"state of {world.chains.name(found[1])}, should be that of {world.chains.name(line[n])}"  # type: ignore[arg-type]
+                return (
+                    f"state of {world.chains.name(found[1])}, should be that of {world.chains.name(line[n])}"  # type: ignore[arg-type]
+                )
             continue
         first = n - (per - sub) * group.block_tokens
         want = tuple(line[first + 1 : first + group.block_tokens + 1])
@@ -62,7 +68,9 @@ def ready_exact(world: World, event: Event) -> None:
         return
     entry = world.stored.get(place)
     if entry is None or entry[0] != (g, n, prefix):
-        world.judge("ready_chunk_exact", True, False, lambda: f"chunk {(g, n)} at place {place} was never stored")
+        world.judge(
+            "ready_chunk_exact", True, False, lambda: f"chunk {(g, n)} at place {place} was never stored"
+        )
         return
     for rank in world.ranks:
         problem = chunk_problem(world, rank, event, entry[1])
@@ -94,7 +102,9 @@ def load_xor_store(world: World, event: Event) -> None:
     if way != "load":
         return
     others = [t.job for t in world.transfers.values() if t.uid == uid and t.way == "store"]
-    world.judge("load_xor_store", True, not others, lambda: f"{uid} loads while its stores {others} are in flight")
+    world.judge(
+        "load_xor_store", True, not others, lambda: f"{uid} loads while its stores {others} are in flight"
+    )
 
 
 RULES = (

@@ -1,18 +1,20 @@
 """Ownership: one pool, many groups, references, keys before bytes.
 
-**Story.**  Full attention, sliding-window and recurrent layers take their blocks from one pool.  A block id is all that
-says whose bytes a page holds.  A request's columns are references; the block is free when the last one goes.  A full
-block goes under a prefix key when the step that *will* fill it is scheduled, so that a request of the same step can
-already hit it; that is right only because every reader comes later in stream order.  A free block keeps its key until
-it is handed out again, unhashed ones first, the least recently freed of the others next.
+**Story.**  Full attention, sliding-window and recurrent layers take their blocks from one pool.  A block id
+is all that says whose bytes a page holds.  A request's columns are references; the block is free when the
+last one goes.  A full block goes under a prefix key when the step that *will* fill it is scheduled, so that
+a request of the same step can already hit it; that is right only because every reader comes later in stream
+order.  A free block keeps its key until it is handed out again, unhashed ones first, the least recently
+freed of the others next.
 
-Columns that a window has left behind are freed while steps that still read behind them are in flight, so freeing goes
-by *processed* tokens.  A finished request's blocks wait for its steps in flight.
+Columns that a window has left behind are freed while steps that still read behind them are in flight, so
+freeing goes by *processed* tokens.  A finished request's blocks wait for its steps in flight.
 
-**In the field.**  A block listed twice in one release (https://github.com/vllm-project/vllm/issues/42571); blocks handed
-to a transfer while an issued step still writes them (https://github.com/vllm-project/vllm/pull/45357); windows pruned on
-the optimistic count (https://github.com/vllm-project/vllm-ascend/issues/13501); an allocation evicting the hit of its
-own request (https://github.com/vllm-project/vllm/issues/39702).
+**In the field.**  A block listed twice in one release (https://github.com/vllm-project/vllm/issues/42571);
+blocks handed to a transfer while an issued step still writes them
+(https://github.com/vllm-project/vllm/pull/45357); windows pruned on the optimistic count
+(https://github.com/vllm-project/vllm-ascend/issues/13501); an allocation evicting the hit of its own
+request (https://github.com/vllm-project/vllm/issues/39702).
 
 Sources: vLLM 0.33.0 ``v1/core/block_pool.py``, ``v1/core/kv_cache_manager.py``.
 """
@@ -38,12 +40,15 @@ def lost_or_doubly_owned(world: World) -> str | None:
             for block in cols:
                 if block != NULL:
                     inside[block, uid] += 1
+        for block in request.retained:
+            inside[block, uid] += 1
     for block, owners in book.core.holders.items():
         for owner, count in owners.items():
-            if inside.pop((block, owner), 0) > count:
-                return f"block {block} is in more columns of {owner} than it has references ({count})"
             if owner not in book.requests:
                 return f"block {block} is held by {owner}, which is gone: lost"
+            columns = inside.pop((block, owner), 0)
+            if columns != count:
+                return f"block {block} is in {columns} columns of {owner}, which has {count} references"
     if inside:
         block, owner = next(iter(inside))
         return f"block {block} is in a column of {owner} without a reference"

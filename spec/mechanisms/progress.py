@@ -1,12 +1,13 @@
 """Progress: nothing gets stuck, nothing is left over, nobody stops with an error.
 
-**Story.**  Once the adversary is quiet (every stream runs, every transfer ends and is reported, every output is processed,
-and the engine goes on scheduling), all requests finish, all transfers are settled, all fences clear, all blocks are free.
-An error that the code raises by itself, an assertion among them, is a verdict too.
+**Story.**  Once the adversary is quiet (every stream runs, every transfer ends and is reported, every
+output is processed, and the engine goes on scheduling), all requests finish, all transfers are settled, all
+fences clear, all blocks are free. An error that the code raises by itself, an assertion among them, is a
+verdict too.
 
 **In the field.**  Held blocks never released because a peer never reports
-(https://github.com/vllm-project/vllm/issues/46283); a lookup that answers *later* for ever; assertions that kill the engine
-(https://github.com/vllm-project/vllm/issues/56396).
+(https://github.com/vllm-project/vllm/issues/46283); a lookup that answers *later* for ever; assertions that
+kill the engine (https://github.com/vllm-project/vllm/issues/56396).
 """
 
 from __future__ import annotations

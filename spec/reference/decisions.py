@@ -1,8 +1,9 @@
-"""The decisions of the reference policy: small named functions that a fault, or an author's proposal, replaces.
+"""The decisions of the reference policy: small named functions that a fault, or an author's proposal,
+replaces.
 
 Each field of :class:`Decisions` is one question with one right default.  A fault is this table with one field
-replaced, or one of the two orders permuted; nothing else in the reference policy has to change.  Where a decision is
-arithmetic it calls the shared functions of ``spec.arith``, the same objects that are proved.
+replaced, or one of the two orders permuted; nothing else in the reference policy has to change.  Where a
+decision is arithmetic it calls the shared functions of ``spec.arith``, the same objects that are proved.
 """
 
 from __future__ import annotations
@@ -10,27 +11,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spec.arith import align, coverage
+from spec.arith import coverage
+from spec.arith.division import floordiv
 from spec.book import Request
 from spec.config import Config, Group
 from spec.ops import Deref, TableRow
 
 Table = Callable[[int, int], TableRow]
 
-V2_ORDER = ("post", "leave", "take", "update", "flush", "zero", "copy", "gather", "pre", "forward", "after", "load")
+V2_ORDER = (
+    "post",
+    "leave",
+    "take",
+    "update",
+    "flush",
+    "zero",
+    "copy",
+    "gather",
+    "pre",
+    "forward",
+    "after",
+    "load",
+)
 """A worker's step, reference order: late work of earlier steps first, and a flush before anything overwrites.
 
 vLLM 0.33.0 differs in one place that matters: its v2 runner flushes after zeroing, copy-on-write and pre-copy
 (``v1/worker/gpu/model_runner.py::execute_model``: ``update_requests`` precedes ``pre_forward``).
 """
 
-V1_ORDER = ("flush", "rows", "leave", "take", "update", "zero", "copy", "gather", "pre", "forward", "after", "load")
-"""The v1 runner: flush first, then the host's batch rows (``v1/worker/gpu_model_runner.py::execute_model``)."""
+V1_ORDER = (
+    "flush",
+    "rows",
+    "leave",
+    "take",
+    "update",
+    "zero",
+    "copy",
+    "gather",
+    "pre",
+    "forward",
+    "after",
+    "load",
+)
+"""The v1 runner: flush first, then the host's batch rows
+(``v1/worker/gpu_model_runner.py::execute_model``)."""
 
 
-# -- ownership -------------------------------------------------------------------------------------------------
+# -- ownership ---------------------------------------------------------------------------------------------
 def free_basis(request: Request) -> int:
-    """Tokens behind which columns may be freed: *processed* ones; steps in flight still read behind the others.
+    """Tokens behind which columns may be freed: *processed* ones; steps in flight still read behind the
+    others.
 
     Source: ``v1/core/kv_cache_manager.py::allocate_slots``.  Freed on the optimistic count in
     https://github.com/vllm-project/vllm-ascend/issues/13501."""
@@ -39,7 +69,9 @@ def free_basis(request: Request) -> int:
 
 def retained_column(group: Group, processed: int) -> int:
     """First column of a sliding-window group that must be kept: the window, and what a drafter re-reads."""
-    return coverage.first_retained_column(processed, group.window_tokens, group.extra_tokens, group.block_tokens)
+    return coverage.first_retained_column(
+        processed, group.window_tokens, group.extra_tokens, group.block_tokens
+    )
 
 
 def publish_limit(config: Config, computed: int, scheduled: int, known: int) -> int:
@@ -55,7 +87,19 @@ def frees_wait_for_steps(request: Request) -> bool:
     return bool(request.flying)
 
 
-# -- recurrent state -------------------------------------------------------------------------------------------
+def copies_tail(block: int) -> bool:
+    """Whether a state published inside a block is copied away before its owner's next step overwrites it
+    (``MambaManager._cache_partial_tail_block``)."""
+    return True
+
+
+def copies_adopted_tail(block: int) -> bool:
+    """Whether a request that hits a prefix ending inside a block gets a private copy, since it will write
+    there."""
+    return True
+
+
+# -- recurrent state ---------------------------------------------------------------------------------------
 def seed_divisor(config: Config, block: int) -> int:
     """Block size that the seed column divides by: the recurrent group's own.
 
@@ -65,13 +109,14 @@ def seed_divisor(config: Config, block: int) -> int:
 
 
 def split_divisor(config: Config, block: int) -> int:
-    """Block size that prefill chunks are cut by: the recurrent group's own (https://github.com/vllm-project/vllm/pull/54076)."""
+    """Block size that prefill chunks are cut by: the recurrent group's own
+    (https://github.com/vllm-project/vllm/pull/54076)."""
     return block
 
 
 def same_step_hit(cached_this_step: bool) -> bool:
-    """Whether a recurrent state cached in this very step may be hit: never, its reader would run before its writer
-    (https://github.com/vllm-project/vllm/pull/29387)."""
+    """Whether a recurrent state cached in this very step may be hit: never, its reader would run before its
+    writer (https://github.com/vllm-project/vllm/pull/29387)."""
     return not cached_this_step
 
 
@@ -86,7 +131,7 @@ def positional_group(group: Group) -> bool:
     return group.kind.value != "mamba"
 
 
-# -- late kernels ----------------------------------------------------------------------------------------------
+# -- late kernels ------------------------------------------------------------------------------------------
 def slot_row(index: int, slot: int) -> TableRow:
     """The table row of a state copy: the persistent row of the request's slot, whatever the batch order.
 
@@ -115,7 +160,7 @@ def masks_late_row(then: int, now: int) -> bool:
     return then != now
 
 
-# -- offload ---------------------------------------------------------------------------------------------------
+# -- offload -----------------------------------------------------------------------------------------------
 def lookup_first(group: Group, hit: int, local: int, chunk: int) -> int:
     """First chunk of a window group that lookup must find: the window, the extra tokens, the padding."""
     return coverage.lookup_first_chunk(hit, local, group.window_tokens, group.extra_tokens, chunk)
@@ -128,7 +173,9 @@ def inflight_first(group: Group, hit: int, local: int, chunk: int) -> int:
 
 def store_window(group: Group, drops: int) -> int:
     """Blocks of a window group kept before each alignment boundary by the store."""
-    return coverage.store_need_blocks_corrected(group.window_tokens, group.extra_tokens, group.block_tokens, drops)
+    return coverage.store_need_blocks_corrected(
+        group.window_tokens, group.extra_tokens, group.block_tokens, drops
+    )
 
 
 def fence_done(waiting: int) -> bool:
@@ -148,12 +195,12 @@ def store_limit(known: int, prompt: int, finished: bool) -> int:
 
 
 def clipped_columns(group: Group, columns: int, computed: int) -> int:
-    """Columns of a finished request's table that are handed to the connector: attention is cut at the computed
-    frontier, state groups keep every column the allocator defined
+    """Columns of a finished request's table that are handed to the connector: attention is cut at the
+    computed frontier, state groups keep every column the allocator defined
     (``KVCacheManager.get_block_ids_for_computed_tokens``)."""
     if group.kind.value == "mamba":
         return columns
-    return min(columns, align.floordiv(computed, group.block_tokens))
+    return min(columns, floordiv(computed, group.block_tokens))
 
 
 def flushes_preempted(way: str) -> bool:
@@ -167,7 +214,7 @@ def reports_needed(ranks: int) -> int:
     return ranks
 
 
-# -- accepted counts of the v1 runner --------------------------------------------------------------------------
+# -- accepted counts of the v1 runner ----------------------------------------------------------------------
 def counts_buffer() -> str:
     """Where accepted counts are copied: a buffer of the runner's own, which nobody rewrites meanwhile
     (https://github.com/vllm-project/vllm/issues/51571)."""
@@ -175,7 +222,8 @@ def counts_buffer() -> str:
 
 
 def previous_row(then: int | None, same_life: bool) -> int:
-    """The row a request's count is taken from: its row in the last step, or -1 (the count is 1) for a new life."""
+    """The row a request's count is taken from: its row in the last step, or -1 (the count is 1) for a new
+    life."""
     return then if then is not None and same_life else -1
 
 
@@ -187,6 +235,8 @@ class Decisions:
     retained_column: Callable[[Group, int], int] = retained_column
     publish_limit: Callable[[Config, int, int, int], int] = publish_limit
     frees_wait_for_steps: Callable[[Request], bool] = frees_wait_for_steps
+    copies_tail: Callable[[int], bool] = copies_tail
+    copies_adopted_tail: Callable[[int], bool] = copies_adopted_tail
     seed_divisor: Callable[[Config, int], int] = seed_divisor
     split_divisor: Callable[[Config, int], int] = split_divisor
     same_step_hit: Callable[[bool], bool] = same_step_hit

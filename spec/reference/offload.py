@@ -1,6 +1,7 @@
 """The offload connector's scheduler side: lookup, loads, stores, fences, the host tier.
 
-Sources: vLLM ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu/manager.py``.
+Sources: vLLM ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and
+``v1/kv_offload/cpu/manager.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def looked_up(ref: Reference, g: int, local: int, total: int) -> range:
     """Chunks that lookup must find present before the hit is admitted."""
     group, size = ref.config.groups[g], chunk(ref, ref.config.groups[g])
     end = coverage.demand_end_chunk(total, size)
-    drop = 1 if group.drafter and ref.config.tail_drop and group.kind is not Kind.MAMBA else 0
+    drop = ref.drops[g]
     if group.kind is Kind.FULL:
         return range(coverage.lookup_first_chunk_full(local, size), end + drop)
     if group.kind is Kind.WINDOW:
@@ -52,7 +53,8 @@ def looked_up(ref: Reference, g: int, local: int, total: int) -> range:
 
 
 def external_hit(ref: Reference, request: Request, local: int) -> int:
-    """Tokens in place after a load from the host tier; ``local`` if there is nothing to gain; DEFER to ask again."""
+    """Tokens in place after a load from the host tier; ``local`` if there is nothing to gain; DEFER to ask
+    again."""
     config = ref.config
     if ref.plans[request.uid].tried:
         return local
@@ -72,7 +74,8 @@ def external_hit(ref: Reference, request: Request, local: int) -> int:
 
 
 def availability(ref: Reference, request: Request, local: int, total: int) -> str:
-    """Whether every chunk that the hit needs is ``ready``; ``pending`` if some are still being written; else ``absent``."""
+    """Whether every chunk that the hit needs is ``ready``; ``pending`` if some are still being written;
+    else ``absent``."""
     pending = False
     for g, group in enumerate(ref.config.groups):
         size = chunk(ref, group)
@@ -86,7 +89,8 @@ def availability(ref: Reference, request: Request, local: int, total: int) -> st
 
 
 def in_flight(ref: Reference, request: Request, local: int, total: int) -> bool:
-    """Whether somebody else is loading a chunk that the hit needs: its blocks will be shared once it has landed."""
+    """Whether somebody else is loading a chunk that the hit needs: its blocks will be shared once it has
+    landed."""
     for g, group in enumerate(ref.config.groups):
         size = chunk(ref, group)
         chunks = looked_up(ref, g, local, total)
@@ -144,7 +148,7 @@ def create(ref: Reference, request: Request, way: str, chunks: tuple[Chunk, ...]
     return job
 
 
-# -- stores ----------------------------------------------------------------------------------------------------
+# -- stores ------------------------------------------------------------------------------------------------
 def place_for(ref: Reference, wanted: list[Key]) -> int | None:
     """A host place for one more chunk, evicting the least recently used idle chunk if need be."""
     if ref.places:
@@ -195,7 +199,7 @@ def store_positional(ref: Reference, request: Request, eligible: int, *, finishe
                 subs = (0,) * (per - 1) + subs[-1:]
                 if not subs[-1]:
                     continue
-            elif 0 in subs or not store_keeps(ref, group, index, eligible):
+            elif 0 in subs or not store_keeps(ref, g, index, eligible):
                 continue
             end = (index + 1) * size
             wanted.append(((g, end, request.line[end]), subs))
@@ -203,15 +207,16 @@ def store_positional(ref: Reference, request: Request, eligible: int, *, finishe
             plan.next_chunk[g] = max(plan.next_chunk[g], upto)
 
 
-def store_keeps(ref: Reference, group: Group, index: int, eligible: int) -> bool:
+def store_keeps(ref: Reference, g: int, index: int, eligible: int) -> bool:
     """Whether some admissible hit may read this chunk (``_reachable_store_block_mask``)."""
+    group = ref.config.groups[g]
     if group.kind is not Kind.WINDOW:
         return True
     config, block = ref.config, group.block_tokens
     segment = ref.store_alignment
     if segment % block:
         return True
-    drops = 1 if group.drafter and config.tail_drop else 0
+    drops = ref.drops[g]
     need, blocks = ref.decide.store_window(group, drops), segment // block
     if coverage.store_keeps_all(need, blocks):
         return True
@@ -225,7 +230,8 @@ def store_keeps(ref: Reference, group: Group, index: int, eligible: int) -> bool
 
 
 def store_boundaries(ref: Reference) -> None:
-    """Store recurrent states from exact hand-offs: the block that the core says holds the boundary, if it still does."""
+    """Store recurrent states from exact hand-offs: the block that the core says holds the boundary, if it
+    still does."""
     for uid, g, block, n in ref.offers:
         request = ref.book.requests.get(uid)
         if request is None or not ref.config.offload:
@@ -245,7 +251,7 @@ def store_boundaries(ref: Reference) -> None:
     ref.offers.clear()
 
 
-# -- reports ---------------------------------------------------------------------------------------------------
+# -- reports -----------------------------------------------------------------------------------------------
 def reported(ref: Reference, job: int, rank: int, ok: bool) -> None:
     """One rank's report.  The last one settles the transfer."""
     state = ref.jobs[job]
@@ -307,5 +313,3 @@ def loaded(ref: Reference, state: JobState) -> None:
             publish_boundary(ref, request, request.hit, now=False)
             ref.offers.clear()  # what was loaded from the tier need not be stored again
     ref.waiting.insert(0, request.uid)
-
-

@@ -24,6 +24,10 @@ class Plan:
     allocated: bool = False  # its recurrent columns were grown by a step (not only adopted)
     sampled_in: int = 0  # last step that samples for it
     in_batch: bool = False  # the ranks hold a slot for it
+    tail: tuple[int, dict[int, int]] | None = None  # published inside a block: (tokens, group -> block)
+    retained: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # (step, group, block) until the copy has run
 
 
 @dataclass(slots=True)
@@ -63,4 +67,6 @@ class Message:
     flush: list[int] = field(default_factory=list)
     stores: list[int] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
-    accepted: list[tuple[UserId, int]] = field(default_factory=list)  # sync v1 with stages: counts of processed steps
+    accepted: list[tuple[UserId, int]] = field(
+        default_factory=list
+    )  # sync v1 with stages: counts of processed steps

@@ -1,8 +1,10 @@
-"""The reference policy: a small hybrid scheduler with prefix caching, speculation, pipeline stages and offload.
+"""The reference policy: a small hybrid scheduler with prefix caching, speculation, pipeline stages and
+offload.
 
-It answers the questions of ``spec.policy`` from its own book, which it changes by the same decisions that it reports.
-The order of work inside ``schedule`` is vLLM's (``v1/core/sched/scheduler.py::Scheduler.schedule``): running requests
-first, then waiting ones unless somebody was preempted, then the connector's metadata.
+It answers the questions of ``spec.policy`` from its own book, which it changes by the same decisions that
+it reports. The order of work inside ``schedule`` is vLLM's
+(``v1/core/sched/scheduler.py::Scheduler.schedule``): running requests first, then waiting ones unless
+somebody was preempted, then the connector's metadata.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from math import lcm
 from typing import Any
 
 from spec.arith import align
+from spec.arith.division import round_down
 from spec.book import Book, Key, Request, Status
 from spec.chains import Chains
 from spec.config import Config, Kind
@@ -31,6 +34,9 @@ class Reference:
         self.decide = decide or Decisions()
         self.book = Book.empty(config, chains)
         self.mamba_groups = [i for i, g in enumerate(config.groups) if g.kind is Kind.MAMBA]
+        dropping = config.dropping_groups()
+        self.drops = [int(g in dropping and g.kind is not Kind.MAMBA) for g in config.groups]
+        self.partial_hits = config.partial_hits and config.prefix_caching and not config.offload
         self.mamba_block = config.groups[self.mamba_groups[0]].block_tokens if self.mamba_groups else 0
         full = [g for g in config.groups if g.kind is Kind.FULL] or list(config.groups)
         self.store_alignment = lcm(*(g.block_tokens * config.blocks_per_chunk for g in full))
@@ -51,9 +57,9 @@ class Reference:
         self.fresh_blocks: list[tuple[int, int]] = []  # (block, group) allocated in this step
         self.accepted: list[tuple[UserId, int]] = []
         self.out: list[Event] = []
-        self.workers = [Worker(self, rank) for rank in range(config.ranks)]
+        self.workers = [Worker(config, self.decide, rank) for rank in range(config.ranks)]
 
-    # -- recording ---------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------
     def do(self, event: Event) -> None:
         """Take a decision: report it, and apply it to the own book."""
         self.out.append(event)
@@ -69,13 +75,15 @@ class Reference:
         for event in decisions:
             self.book.apply(event)
 
-    def allocate(self, request: Request, g: int, col: int) -> None:
-        """The next free block becomes a column; a key it still carries is evicted, fenced stores on it are flushed."""
+    def allocate(self, request: Request, g: int, col: int) -> int:
+        """The next free block becomes a column; a key it still carries is evicted, fenced stores on it are
+        flushed."""
         block = self.book.free[0]
         if block in self.book.core.key:
             self.do(("evict", block))
         self.do(("alloc", request.uid, g, col, block))
         self.fresh_blocks.append((block, g))
+        return block
 
     def tier(self, key: Key, place: int, state: str) -> None:
         """Change the state of a host chunk."""
@@ -86,11 +94,13 @@ class Reference:
         self.recency.pop(key, None)
         self.recency[key] = None
 
-    # -- questions ---------------------------------------------------------------------------------------------
+    # -- questions -----------------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
         """The request waits."""
         groups = len(self.config.groups)
-        self.plans[arrival.uid] = Plan(arrival.outputs, [0] * groups, [[] for _ in range(groups)], [0] * groups)
+        self.plans[arrival.uid] = Plan(
+            arrival.outputs, [0] * groups, [[] for _ in range(groups)], [0] * groups
+        )
         self.do(("enqueue", arrival.uid, arrival.tokens))
         self.waiting.append(arrival.uid)
         return self.answer()
@@ -101,7 +111,8 @@ class Reference:
         return self.answer()
 
     def on_reset(self, scope: str) -> Answer:
-        """Forget cached prefixes.  Blocks in use keep their keys out of reach too; the tier is cleared with ``all``."""
+        """Forget cached prefixes.  Blocks in use keep their keys out of reach too; the tier is cleared with
+        ``all``."""
         for block in list(self.book.core.key):
             self.do(("evict", block))
         self.offers.clear()
@@ -135,7 +146,9 @@ class Reference:
             kept = new[:left] if request.status is not Status.DONE else ()
             before = request.processed
             rejected = drafts + 1 - len(new) if new else 0
-            self.do(("tokens", uid, output.step, kept, request.computed - rejected if alive else request.computed))
+            self.do(
+                ("tokens", uid, output.step, kept, request.computed - rejected if alive else request.computed)
+            )
             if new and alive:
                 self.accepted.append((uid, len(new)))
             if alive and new:
@@ -143,16 +156,19 @@ class Reference:
             if request.status is not Status.DONE and request.known >= request.prompt + plan.outputs:
                 self.finish(request, "length")
         self.do(("done", output.step))
+        for request in list(self.book.requests.values()):
+            self.release_copies(request, output.step)
         self.release_due()
         return self.answer()
 
     def publish_crossed(self, request: Request, before: int, after: int) -> None:
         """Boundaries that verified tokens have crossed are in their columns once post-processing has run."""
         if self.mamba_groups and align.boundaries_crossed(before, after - before, self.mamba_block):
-            tables.publish_boundary(self, request, align.round_down(after, self.mamba_block), now=False)
+            tables.publish_boundary(self, request, round_down(after, self.mamba_block), now=False)
 
     def finish(self, request: Request, why: str) -> None:
-        """A request is over.  What it has computed is stored; its blocks go back when no step in flight uses them."""
+        """A request is over.  What it has computed is stored; its blocks go back when no step in flight
+        uses them."""
         uid, plan = request.uid, self.plans[request.uid]
         loading = request.status is Status.LOADING and not plan.ready
         running = request.status is Status.RUNNING
@@ -170,6 +186,14 @@ class Reference:
         elif not self.decide.frees_wait_for_steps(request):
             self.drop_all(request)
 
+    def release_copies(self, request: Request, step: int) -> None:
+        """Blocks retained for copies of steps up to ``step`` go back: a copied-away tail stays under its
+        key."""
+        plan = self.plans[request.uid]
+        for entry in [e for e in plan.retained if e[0] <= step]:
+            plan.retained.remove(entry)
+            self.do(("drop", request.uid, entry[1], -1, entry[2]))
+
     def drop_all(self, request: Request) -> None:
         """Give up every column, last first, so that a prefix's tail is reused before its head."""
         for g, cols in enumerate(request.cols):
@@ -177,6 +201,7 @@ class Reference:
                 if cols[col]:
                     self.do(("drop", request.uid, g, col, cols[col]))
             cols.clear()
+        self.release_copies(request, self.book.step)
         self.reset_plan(request)
 
     def reset_plan(self, request: Request) -> None:
@@ -186,13 +211,16 @@ class Reference:
         plan.published, plan.next_chunk = [0] * groups, [0] * groups
         plan.mirror = [[] for _ in range(groups)]
         plan.ready = plan.allocated = False
+        plan.tail = None
 
     def release_due(self) -> None:
         """Blocks of requests that are over, and whose steps have all been processed, go back to the pool."""
         for request in list(self.book.requests.values()):
-            idle = request.status is Status.DONE or (request.status is Status.WAITING and request.uid in self.plans)
+            idle = request.status is Status.DONE or (
+                request.status is Status.WAITING and request.uid in self.plans
+            )
             plan = self.plans[request.uid]
-            if idle and not plan.ready and not request.flying and any(map(any, request.cols)):
+            if idle and not plan.ready and not request.flying and request.holds():
                 if not (request.status is Status.DONE and any(self.jobs[j].way == "load" for j in plan.jobs)):
                     self.drop_all(request)
         self.book.forget()
@@ -200,7 +228,7 @@ class Reference:
             if uid not in self.leaving:
                 del self.plans[uid]
 
-    # -- the step ----------------------------------------------------------------------------------------------
+    # -- the step ------------------------------------------------------------------------------------------
     def schedule(self) -> Answer:
         """One step."""
         message = Message(self.book.step + 1)
@@ -233,7 +261,8 @@ class Reference:
         return self.answer(message)
 
     def next_tokens(self, request: Request, c: int, budget: int, step: int) -> tuple[int, int, bool]:
-        """(query tokens, drafts among them, decode) that the request may compute from ``c``; 0 tokens for not now."""
+        """(query tokens, drafts among them, decode) that the request may compute from ``c``; 0 tokens for
+        not now."""
         plan = self.plans[request.uid]
         longest = request.prompt + plan.outputs
         known = request.known
@@ -260,17 +289,31 @@ class Reference:
             request.known, block, False, max(1, self.config.hash_lookahead_tokens)
         )
         prefill_end = max(request.prompt, request.known - 1)
-        return align.aligned_split(c, q, prefill_end, block, self.config.step_tokens, last, 0, 0, False)
+        tail = self.tail_position(request) if self.partial_hits else 0
+        return align.aligned_split(c, q, prefill_end, block, self.config.step_tokens, last, tail, 0, False)
+
+    def tail_position(self, request: Request) -> int:
+        """The last hash boundary of the known tokens: a later request with this prompt can go on from
+        there."""
+        lookahead = max(1, self.config.hash_lookahead_tokens)
+        return align.checkpoint_position(request.known, self.config.hash_block_tokens, False, lookahead)
 
     def fits(self, request: Request, c: int, q: int) -> bool:
         """Whether the pool has the blocks for this step."""
-        needed = sum(len(tables.new_columns(self, request, g, c, q)[1]) for g in range(len(self.config.groups)))
-        return needed <= len(self.book.free)
+        return self.needed(request, c, q) <= len(self.book.free)
 
-    def run_row(self, message: Message, request: Request, c: int, q: int, drafts: int, *, decode: bool) -> None:
+    def needed(self, request: Request, c: int, q: int) -> int:
+        """Fresh blocks that the step needs."""
+        return sum(len(tables.new_columns(self, request, g, c, q)[1]) for g in range(len(self.config.groups)))
+
+    def run_row(
+        self, message: Message, request: Request, c: int, q: int, drafts: int, *, decode: bool
+    ) -> None:
         """The request is in this step."""
         plan = self.plans[request.uid]
         processed = request.processed if plan.in_batch else c
+        spare = len(self.book.free) - self.needed(request, c, q)
+        message.copies += tables.copy_tail_away(self, request, message.step, spare)
         tables.grow(self, request, c, q)
         self.do(("row", request.uid, c, q, drafts))
         if c + q >= request.known:
@@ -280,6 +323,7 @@ class Reference:
         tables.publish_attention(self, request, c, q)
         if not decode:
             tables.publish_boundary(self, request, c + q, now=True)
+            tables.publish_tail(self, request, c + q)
         message.rows.append(RowMessage(request.uid, c, processed, q, decode))
         self.tell_columns(message, request, c)
 
@@ -300,7 +344,8 @@ class Reference:
             message.appended.append((request.uid, tuple(appended)))
 
     def preempt(self, request: Request) -> None:
-        """The request gives everything up and starts over later; its stores are flushed before its blocks are reused."""
+        """The request gives everything up and starts over later; its stores are flushed before its blocks
+        are reused."""
         uid, plan = request.uid, self.plans[request.uid]
         self.running.remove(uid)
         self.waiting.insert(0, uid)
@@ -316,7 +361,7 @@ class Reference:
     def admit(self, message: Message, request: Request, budget: int) -> int:
         """Try to admit a waiting request; tokens of the step that it uses."""
         uid, plan = request.uid, self.plans[request.uid]
-        if request.flying or (not plan.ready and any(map(any, request.cols))):
+        if request.flying or (not plan.ready and request.holds()):
             self.do(("defer", uid, "steps in flight"))
             return 0
         if self.decide.readmit_waits(len(plan.jobs)):
@@ -328,19 +373,30 @@ class Reference:
         if found is None:
             self.do(("defer", uid, "state cached in this step"))
             return 0
-        local, blocks = found
+        local, blocks, tail = found
         total = offload.external_hit(self, request, local) if self.config.offload else local
         if total == offload.DEFER:
             self.do(("defer", uid, "chunks in flight"))
             return 0
-        if not self.room_for(request, local, total, blocks, budget, message.step):
+        if not self.room_for(request, local, total, blocks, tail, budget, message.step):
             return 0
         for g, pairs in enumerate(blocks):
             for col, block in pairs:
                 if col >= tables.first_kept_column(self, self.config.groups[g], total):
                     self.do(("adopt", uid, g, col, block))
             plan.published[g] = local // self.config.groups[g].block_tokens
-            plan.next_chunk[g] = total // offload.chunk(self, self.config.groups[g]) if self.config.offload else 0
+            plan.next_chunk[g] = (
+                total // offload.chunk(self, self.config.groups[g]) if self.config.offload else 0
+            )
+        for g, col, block in tail:
+            if self.decide.copies_adopted_tail(block):
+                self.do(("adopt", uid, g, -1, block))
+                plan.retained.append((message.step, g, block))
+                copy = self.allocate(request, g, col)
+                self.do(("copy", block, copy, g))
+                message.copies.append((block, copy, g))
+            else:
+                self.do(("adopt", uid, g, col, block))
         if total > local:
             self.waiting.remove(uid)
             self.loading_requests.append(uid)
@@ -350,7 +406,14 @@ class Reference:
         return self.start(message, request, total, budget)
 
     def room_for(
-        self, request: Request, local: int, total: int, blocks: tables.Hit, budget: int, step: int
+        self,
+        request: Request,
+        local: int,
+        total: int,
+        blocks: tables.Hit,
+        tail: tables.Tail,
+        budget: int,
+        step: int,
     ) -> bool:
         """Whether admission fits: cached blocks that nobody holds leave the free queue too."""
         taken = 0
@@ -358,17 +421,23 @@ class Reference:
             first = tables.first_kept_column(self, self.config.groups[g], total)
             taken += sum(1 for col, b in pairs if col >= first and b not in self.book.core.holders)
             taken += len(tables.fresh_columns(self, g, local, total))
+        taken += sum(1 for _, _, b in tail if b not in self.book.core.holders) + len(tail)
         if total == local:
             q, _, _ = self.next_tokens(request, total, budget, step)
             if q < 1:
                 return False
             lengths = [max((col + 1 for col, _ in pairs), default=0) for pairs in blocks]
+            for g, col, _ in tail:
+                lengths[g] = col + 1
             for g, group in enumerate(self.config.groups):
                 if group.kind is Kind.MAMBA:
                     running = align.running_column(total, q, group.block_tokens)
                     taken += running + self.config.drafts + 1 - max(lengths[g], running)
                 else:
-                    upto = min(total + q + tables.lookahead_tokens(self.config), request.prompt + self.plans[request.uid].outputs)
+                    upto = min(
+                        total + q + tables.lookahead_tokens(self.config),
+                        request.prompt + self.plans[request.uid].outputs,
+                    )
                     taken += -(-max(upto, total + q) // group.block_tokens) - lengths[g]
         return taken <= len(self.book.free)
 
@@ -392,7 +461,9 @@ class Reference:
             for row in message.rows:
                 request = self.book.requests[row.uid]
                 if request.status is Status.RUNNING:
-                    offload.store_positional(self, request, min(row.computed + row.tokens, request.known), finished=False)
+                    offload.store_positional(
+                        self, request, min(row.computed + row.tokens, request.known), finished=False
+                    )
         else:
             self.offers.clear()
         for job in list(self.book.core.reused):

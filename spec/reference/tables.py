@@ -1,7 +1,7 @@
 """Blocks and columns: finding a local hit, adopting it, growing a row for a step, freeing behind it.
 
-One manager a group kind, all drawing from one pool (vLLM ``v1/core/single_type_kv_cache_manager.py``).  Functions
-take the scheduler, whose ``do`` records a decision and applies it to the policy's own book.
+One manager a group kind, all drawing from one pool (vLLM ``v1/core/single_type_kv_cache_manager.py``).
+Functions take the scheduler, whose ``do`` records a decision and applies it to the policy's own book.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spec.reference.scheduler import Reference
 
 Hit = list[list[tuple[int, int]]]  # per group: (column, block)
+Tail = list[tuple[int, int, int]]  # (group, column, block) published inside a block: to be copied, not shared
 
 
 def hit_alignment(config: Config) -> int:
@@ -25,39 +26,57 @@ def hit_alignment(config: Config) -> int:
 
 
 def key_of(ref: Reference, request: Request, group: int, n: int) -> Key | None:
-    """The key of the group's block that ends at ``n`` tokens; None while the tokens that the hash covers are unknown."""
+    """The key of the group's block that ends at ``n`` tokens; None while the tokens that the hash covers
+    are unknown."""
     covered = n + ref.config.hash_lookahead_tokens
     return (group, n, request.line[covered]) if covered <= request.known else None
 
 
-def hit_columns(config: Config, group: Group, hit: int) -> range:
-    """Columns that a group must find cached to serve a local hit, its dropped tail included."""
+def hit_columns(group: Group, hit: int, drop: int) -> range:
+    """Columns that a group must find cached to serve a local hit, its dropped tail (``drop`` blocks)
+    included."""
     block = group.block_tokens
-    last = hit // block + (1 if group.drafter and config.tail_drop and group.kind is not Kind.MAMBA else 0)
+    last = hit // block + drop
     if group.kind is Kind.FULL:
         return range(0, last)
     if group.kind is Kind.WINDOW:
         return range(coverage.first_retained_column(hit, group.window_tokens, 0, block), last)
     if group.kind is Kind.CHUNKED:
         return range(coverage.skipped_tokens_chunked(hit, group.window_tokens) // block, last)
-    return range(hit // block - 1, hit // block)
+    return range(hit // block - 1, hit // block) if hit % block == 0 else range(0)
 
 
-def local_hit(ref: Reference, request: Request) -> tuple[int, Hit] | None:
+def tail_hit(ref: Reference, request: Request, hit: int) -> Tail | None:
+    """The blocks that hold a prefix which ends inside them, group by group; None if one is missing."""
+    tail: Tail = []
+    for g, group in enumerate(ref.config.groups):
+        if hit % group.block_tokens:
+            key = key_of(ref, request, g, hit)
+            block = ref.book.cached(key) if key else 0
+            if not block:
+                return None
+            tail.append((g, hit // group.block_tokens, block))
+    return tail
+
+
+def local_hit(ref: Reference, request: Request) -> tuple[int, Hit, Tail] | None:
     """The longest prefix that every group can serve, with its blocks; None to ask again next step.
 
-    Equals the fixed point of ``v1/core/kv_cache_coordinator.py::find_longest_cache_hit``: the longest aligned hit
-    common to all groups, below the number of known tokens."""
+    Equals the fixed point of ``v1/core/kv_cache_coordinator.py::find_longest_cache_hit``: the longest
+    aligned hit common to all groups, below the number of known tokens."""
     config = ref.config
     empty: Hit = [[] for _ in config.groups]
     if not config.prefix_caching:
-        return 0, empty
-    unit = hit_alignment(config)
+        return 0, empty, []
+    unit = config.hash_block_tokens if ref.partial_hits else hit_alignment(config)
     for hit in range((request.known - 1) // unit * unit, 0, -unit):
+        tail = tail_hit(ref, request, hit)
+        if tail is None:
+            continue
         found: Hit = []
         for g, group in enumerate(config.groups):
             blocks = []
-            for col in hit_columns(config, group, hit):
+            for col in hit_columns(group, hit, ref.drops[g]):
                 key = key_of(ref, request, g, (col + 1) * group.block_tokens)
                 block = ref.book.cached(key) if key else 0
                 if not block:
@@ -69,11 +88,13 @@ def local_hit(ref: Reference, request: Request) -> tuple[int, Hit] | None:
                 continue
             break
         else:
-            for g in ref.mamba_groups:
-                if not ref.decide.same_step_hit(found[g][0][1] in ref.cached_now):
-                    return None
-            return hit, found
-    return 0, empty
+            states = [block for g in ref.mamba_groups for _, block in found[g]] + [
+                block for _, _, block in tail
+            ]
+            if not all(ref.decide.same_step_hit(block in ref.cached_now) for block in states):
+                return None
+            return hit, found, tail
+    return 0, empty, []
 
 
 def first_kept_column(ref: Reference, group: Group, tokens: int) -> int:
@@ -101,7 +122,9 @@ def lookahead_tokens(config: Config) -> int:
     return config.drafts
 
 
-def new_columns(ref: Reference, request: Request, g: int, c: int, q: int) -> tuple[list[tuple[int, int]], list[int]]:
+def new_columns(
+    ref: Reference, request: Request, g: int, c: int, q: int
+) -> tuple[list[tuple[int, int]], list[int]]:
     """What a group's row needs for a step: scratch moves ``(from, to)`` and columns to allocate."""
     config, group = ref.config, ref.config.groups[g]
     cols = request.cols[g]
@@ -169,7 +192,8 @@ def publish_columns(ref: Reference, request: Request, g: int, upto: int) -> None
         if n + ref.config.hash_lookahead_tokens > len(request.line) - 1:
             break
         held = request.cols[g][col] if col < len(request.cols[g]) else 0
-        if held and held not in ref.book.core.key:
+        carried = ref.book.core.key.get(held)
+        if held and (carried is None or carried[1] < n):  # type: ignore[index]
             prefix = request.line[n + ref.config.hash_lookahead_tokens]
             ref.do(("publish", request.uid, g, held, n, prefix))
         plan.published[g] += 1
@@ -191,3 +215,52 @@ def publish_boundary(ref: Reference, request: Request, n: int, *, now: bool) -> 
         if now:
             ref.cached_now[held] = None
         ref.offers.append((request.uid, g, held, n))
+
+
+def publish_tail(ref: Reference, request: Request, n: int) -> None:
+    """Put the blocks in which a prompt's last hash boundary lies under its key: a prefix that ends inside
+    them."""
+    if not ref.partial_hits or n != ref.tail_position(request):
+        return
+    blocks = {}
+    for g, group in enumerate(ref.config.groups):
+        col = n // group.block_tokens
+        held = request.cols[g][col] if n % group.block_tokens and col < len(request.cols[g]) else 0
+        key = key_of(ref, request, g, n)
+        if held and key and held not in ref.book.core.key:
+            ref.do(("publish", request.uid, g, held, n, key[2]))
+            ref.cached_now[held] = None
+            blocks[g] = held
+    if blocks:
+        ref.plans[request.uid].tail = (n, blocks)
+
+
+def copy_tail_away(ref: Reference, request: Request, step: int, spare: int) -> list[tuple[int, int, int]]:
+    """Before the request's next step overwrites a recurrent state published inside a block, copy it to a
+    block of its own, which takes the key along; the request stays on the original, since the ranks' rows
+    are append-only.
+
+    ``spare``: free blocks that the step itself does not need; without one the key is forgotten instead."""
+    plan = ref.plans[request.uid]
+    if plan.tail is None:
+        return []
+    n, blocks = plan.tail
+    plan.tail = None
+    copies = []
+    for g, block in blocks.items():
+        carried = ref.book.core.key.get(block)
+        if g not in ref.mamba_groups or carried is None or carried[:2] != (g, n):  # type: ignore[index]
+            continue
+        if not ref.decide.copies_tail(block):
+            continue
+        if spare < 1:
+            ref.do(("evict", block))
+            continue
+        spare -= 1
+        copy = ref.allocate(request, g, -1)
+        ref.do(("evict", block))
+        ref.do(("publish", request.uid, g, copy, n, carried[2]))  # type: ignore[index]
+        ref.do(("copy", block, copy, g))
+        copies.append((block, copy, g))
+        plan.retained.append((step, g, copy))
+    return copies

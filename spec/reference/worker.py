@@ -1,20 +1,20 @@
 """The reference worker: what each rank enqueues for a step, for both runners.
 
-**v2** (``v1/worker/gpu/model_runner.py``): persistent slots; source tables that requests append to; gathered tables in
-batch order; on all but the last stage, post-processing of a step ``pp`` steps later, from a ring.  **v1**
-(``v1/worker/gpu_model_runner.py``): dense batch rows that move when a request leaves; accepted counts go to the host and
-come back with the next step.
+**v2** (``v1/worker/gpu/model_runner.py``): persistent slots; source tables that requests append to;
+gathered tables in batch order; on all but the last stage, post-processing of a step ``pp`` steps later,
+from a ring.  **v1** (``v1/worker/gpu_model_runner.py``): dense batch rows that move when a request leaves;
+accepted counts go to the host and come back with the next step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from spec.arith import align
+from spec.config import Config, Kind
 from spec.ops import (
-    Begin,
     BatchRow,
+    Begin,
     CopyCounts,
     CopyPage,
     Draft,
@@ -38,10 +38,8 @@ from spec.ops import (
     Zero,
 )
 from spec.policy import Program
+from spec.reference.decisions import Decisions
 from spec.reference.plan import Message, RowMessage
-
-if TYPE_CHECKING:
-    from spec.reference.scheduler import Reference
 
 Stages = dict[str, list[tuple[str, Op]]]
 
@@ -49,26 +47,30 @@ Stages = dict[str, list[tuple[str, Op]]]
 class Worker:
     """One rank's host process."""
 
-    def __init__(self, ref: Reference, rank: int) -> None:
-        config = ref.config
-        self.ref, self.rank = ref, rank
+    def __init__(self, config: Config, decide: Decisions, rank: int) -> None:
+        self.config, self.decide, self.rank = config, decide, rank
+        self.mamba_block = next((g.block_tokens for g in config.groups if g.kind is Kind.MAMBA), 0)
         self.last_stage = rank // config.tp == config.pp - 1
         self.free_slots = list(range(config.slots - 1, -1, -1))
         self.slot: dict[UserId, int] = {}
         self.generation = [0] * config.slots
         self.length: dict[UserId, list[int]] = {}  # columns held per group
         # What each of the last pp steps still has to post-process: (batch index, request, slot, generation).
-        self.ring: deque[tuple[int, list[tuple[int, UserId, int, int]]]] = deque((0, []) for _ in range(config.pp))
+        self.ring: deque[tuple[int, list[tuple[int, UserId, int, int]]]] = deque(
+            (0, []) for _ in range(config.pp)
+        )
         self.queued: list[int] = []  # stores of earlier steps, not yet submitted
         self.batch: list[UserId] = []  # v1: request by batch row
         self.last_rows: dict[UserId, int] = {}  # v1: batch row in the last step that computed something
         self.last_step = 0
-        self.late: dict[UserId, tuple[int, int]] = {}  # v1 stages: step and index that still need their counts
+        self.late: dict[
+            UserId, tuple[int, int]
+        ] = {}  # v1 stages: step and index that still need their counts
 
     def program(self, message: Message) -> Program:
         """All stages of the step, in the runner's order."""
-        v1 = self.ref.config.runner == "v1"
-        order = self.ref.decide.v1_order if v1 else self.ref.decide.v2_order
+        v1 = self.config.runner == "v1"
+        order = self.decide.v1_order if v1 else self.decide.v2_order
         stages: Stages = {name: [] for name in order}
         if v1:
             self.v1_rows(message, stages)
@@ -85,10 +87,10 @@ class Worker:
         self.compute(message, rows, stages)
         return [entry for name in order for entry in stages[name]]
 
-    # -- requests enter and leave ------------------------------------------------------------------------------
+    # -- requests enter and leave --------------------------------------------------------------------------
     def v2_rows(self, message: Message, stages: Stages) -> None:
         """Late post-processing, then slots and table rows."""
-        decide = self.ref.decide
+        decide = self.decide
         step, entries = self.ring.popleft()
         if entries and not self.last_stage:
             rows = []
@@ -108,15 +110,17 @@ class Worker:
             self.enter(uid, slot, computed, table, stages)
         self.append(message, stages)
 
-    def enter(self, uid: UserId, slot: int, computed: int, table: tuple[tuple[int, ...], ...], stages: Stages) -> None:
+    def enter(
+        self, uid: UserId, slot: int, computed: int, table: tuple[tuple[int, ...], ...], stages: Stages
+    ) -> None:
         """A request takes a slot: its rows are overwritten from column 0, its state seeded."""
         stages["take"].append(("main", Take(slot, uid)))
         for group, blocks in enumerate(table):
             stages["take"].append(("main", SetRow(group, slot, 0, blocks)))
         self.length[uid] = [len(blocks) for blocks in table]
         seed = -1
-        if self.ref.mamba_groups:
-            divisor = self.ref.decide.seed_divisor(self.ref.config, self.ref.mamba_block)
+        if self.mamba_block:
+            divisor = self.decide.seed_divisor(self.config, self.mamba_block)
             seed = align.seed_column(computed, divisor)
         stages["take"].append(("main", SetSlot(slot, 1, seed, computed)))
 
@@ -125,21 +129,24 @@ class Worker:
         for uid, table in message.appended:
             for group, blocks in enumerate(table):
                 if blocks:
-                    stages["update"].append(("main", SetRow(group, self.slot[uid], self.length[uid][group], blocks)))
+                    stages["update"].append(
+                        ("main", SetRow(group, self.slot[uid], self.length[uid][group], blocks))
+                    )
                     self.length[uid][group] += len(blocks)
 
     def v1_rows(self, message: Message, stages: Stages) -> None:
-        """Rows are removed, the batch is made dense again, new requests go to the end; counts follow by identity."""
-        config, decide = self.ref.config, self.ref.decide
-        then = dict(self.last_rows)
+        """Rows are removed, the batch is made dense again, new requests go to the end; counts follow by
+        identity."""
+        config, decide = self.config, self.decide
+        then: dict[UserId, int] = dict(self.last_rows)
         if not self.last_stage:
             self.v1_late(message, stages)
         moves: list[tuple[int, int]] = []
         swaps: list[tuple[int, int]] = []
         for uid in message.left:
-            row = self.slot.pop(uid, None)
-            if row is None:
+            if uid not in self.slot:
                 continue
+            row = self.slot.pop(uid)
             stages["leave"].append(("main", Leave(row)))
             last = len(self.batch) - 1
             if row != last:
@@ -172,7 +179,9 @@ class Worker:
             buffer = decide.counts_buffer()
             stages["rows"].append(("main", HostRows("rows", tuple(moves), tuple(swaps), tuple(fresh))))
             known = [(row, decide.previous_row(then.get(uid), uid in then)) for uid, row in self.slot.items()]
-            if not self.last_step:  # the last step computed nothing: counts stand as they are, new rows start from 1
+            if (
+                not self.last_step
+            ):  # the last step computed nothing: counts stand as they are, new rows start from 1
                 known = [(row, before) for row, before in known if row in fresh]
             stages["update"].append(("main", HostCounts(self.last_step, buffer, tuple(known))))
             self.last_step = 0
@@ -180,14 +189,16 @@ class Worker:
 
     def v1_late(self, message: Message, stages: Stages) -> None:
         """A stage that does not sample learns the counts of processed steps with the message (sync only)."""
-        decide = self.ref.decide
+        decide = self.decide
         for uid, _ in message.accepted:
             late = self.late.pop(uid, None)
             if late and uid in self.slot:
                 slot = self.slot[uid]
-                stages["flush"].append(("main", PostProcess(late[0], ((late[1], slot, decide.post_row(late[1], slot)),))))
+                stages["flush"].append(
+                    ("main", PostProcess(late[0], ((late[1], slot, decide.post_row(late[1], slot)),)))
+                )
 
-    # -- transfers ---------------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------
     def transfers(self, message: Message, stages: Stages) -> None:
         """Stores of the last step are submitted now; flushed ones are waited for; this step's are queued."""
         flush = list(dict.fromkeys(message.flush))
@@ -202,11 +213,14 @@ class Worker:
             stages["load"].append(("load", Begin(job, -1)))
             stages["load"].append(("load", End(job)))
 
-    # -- the model ---------------------------------------------------------------------------------------------
+    # -- the model -----------------------------------------------------------------------------------------
     def compute(self, message: Message, rows: list[RowMessage], stages: Stages) -> None:
         """Tables, recurrent pre-processing, forward, and what follows it."""
-        config, decide = self.ref.config, self.ref.decide
-        entries = [(i, row.uid, self.slot[row.uid], self.generation[self.slot[row.uid]]) for i, row in enumerate(rows)]
+        config, decide = self.config, self.decide
+        entries = [
+            (i, row.uid, self.slot[row.uid], self.generation[self.slot[row.uid]])
+            for i, row in enumerate(rows)
+        ]
         if config.runner == "v2":
             self.ring.append((message.step, entries))
         if not rows:
@@ -216,7 +230,7 @@ class Worker:
         slots = tuple(self.slot[row.uid] for row in rows)
         reach = tuple(self.unreachable(row) for row in rows)
         stages["gather"].append(("main", Gather(slots, reach, padded, buffer)))
-        if self.ref.mamba_groups:
+        if self.mamba_block:
             pre = tuple((decide.precopy_row(i, slot), slot, rows[i].tokens) for i, _, slot, _ in entries)
             stages["pre"].append(("main", PreProcess(pre)))
         batch = tuple(BatchRow(row.uid, self.slot[row.uid], row.tokens, row.decode) for row in rows)
@@ -239,11 +253,12 @@ class Worker:
                 self.late[row.uid] = (message.step, i)
 
     def unreachable(self, row: RowMessage) -> tuple[int, ...]:
-        """Leading columns that a window can no longer reach, by the processed count (they may be reused already)."""
+        """Leading columns that a window can no longer reach, by the processed count (they may be reused
+        already)."""
         counts = []
-        for group in self.ref.config.groups:
+        for group in self.config.groups:
             reach = 0
             if group.kind.value == "window":
-                reach = self.ref.decide.retained_column(group, max(row.processed, 0))
+                reach = self.decide.retained_column(group, max(row.processed, 0))
             counts.append(reach)
         return tuple(counts)
