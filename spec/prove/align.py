@@ -884,6 +884,16 @@ def _what_cuts(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any
     )
 
 
+def _passes_no_stop(s: Any, q: Any, pe: Any, limit: Any, last: Any, tail: Any, j: Any, bs: Any) -> Truth:
+    end = s + _split(s, q, pe, limit, last, tail, j, bs)
+    return both(
+        implies(floormod(s, bs) != 0, end <= _next_boundary(s, bs)),
+        either(last <= s, end <= last),
+        either(tail <= s, tail <= last, end <= tail),
+        implies(both(j > s, j < end), align.junction_stop(s, j, bs) <= s),
+    )
+
+
 def _checkpoint_kept(v: Any, u: Any, L: Any) -> Truth:
     position, spare = align.checkpoint_position(v, u, False, L), max(1, L)
     return both(
@@ -1014,32 +1024,11 @@ THEOREM_17 = Theorem(
             ),
         ),
         Claim(
-            "a chunk that starts inside a block stops at its boundary",
+            "a chunk passes no stop: end of the block it starts inside, last checkpoint, tail, shared prefix",
             SPLIT,
-            lambda s, q, pe, limit, last, tail, j, bs: implies(
-                floormod(s, bs) != 0,
-                s + _split(s, q, pe, limit, last, tail, j, bs) <= _next_boundary(s, bs),
-            ),
+            _passes_no_stop,
             (PREFILL,),
             lambda s, bs: same_boundary(s, bs),
-        ),
-        Claim(
-            "a chunk stops at the last checkpoint and at the tail",
-            SPLIT,
-            lambda s, q, pe, limit, last, tail, j, bs: both(
-                either(last <= s, s + _split(s, q, pe, limit, last, tail, j, bs) <= last),
-                either(tail <= s, tail <= last, s + _split(s, q, pe, limit, last, tail, j, bs) <= tail),
-            ),
-            (PREFILL,),
-        ),
-        Claim(
-            "a chunk stops at the last whole block of a shared prefix",
-            SPLIT,
-            lambda s, q, pe, limit, last, tail, j, bs: implies(
-                both(j > s, j < s + _split(s, q, pe, limit, last, tail, j, bs)),
-                align.junction_stop(s, j, bs) <= s,
-            ),
-            (PREFILL,),
         ),
         Claim(
             "the first boundary at or above s",
