@@ -59,7 +59,7 @@ class Obligation:
     facts: tuple[Formula, ...]
     failure: Formula
     products: tuple[Monomial, ...]
-    lemmas: tuple[str, ...]
+    lemmas: tuple[Lemma, ...]
     paths: int
     notes: tuple[str, ...]
 
@@ -111,7 +111,8 @@ def obligation(claim: Claim, fixed: dict[str, int] | None = None) -> Obligation:
                 context.assume(premise)
         conclusion = formula_of(apply(claim.holds, values))
         for use in apply(claim.hints, values):
-            used[use.lemma.name] = use.lemma
+            if used.setdefault(use.lemma.name, use.lemma) is not use.lemma:
+                raise RuntimeError(f"two lemmas are named {use.lemma.name}")
             instances[formula_of(use.instance)] = None
         return conclusion
 
@@ -153,7 +154,7 @@ def obligation(claim: Claim, fixed: dict[str, int] | None = None) -> Obligation:
         tuple(f for f in facts if f != TRUE),
         failure,
         tuple(sorted(products)),
-        tuple(used),
+        tuple(used.values()),
         len(paths),
         tuple(notes),
     )
@@ -316,7 +317,7 @@ class ClaimResult:
     claim: Claim
     verdict: Verdict
     seconds: float
-    lemmas: tuple[str, ...] = ()
+    lemmas: tuple[Lemma, ...] = ()
     paths: int = 0
     products: Literal["opaque", "real"] | None = None
     """How the deciding script saw products of symbols."""
@@ -352,7 +353,7 @@ class TheoremResult:
     @property
     def lemmas(self) -> tuple[str, ...]:
         """The lemmas that the proofs used, in order of first use."""
-        return tuple(dict.fromkeys(name for result in self.claims for name in result.lemmas))
+        return tuple(dict.fromkeys(lemma.name for result in self.claims for lemma in result.lemmas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,13 +498,22 @@ def prove_all(
     for theorem in theorems:
         results.append(prove_theorem(theorem, settings))
         on_result(results[-1])
-    wanted = {lemma for result in results for claim in result.claims for lemma in claim.lemmas}
-    proved = []
-    for lemma in reversed(
-        lemmas.ALL
-    ):  # a lemma uses only earlier ones, so each is wanted before it is reached
-        if lemma.name in wanted:
-            deadline = time.perf_counter() + settings.timeout_s
-            proved.append(prove_claim(lemma.claim, settings, deadline, f"lemma {lemma.name}"))
-            wanted |= set(obligation(lemma.claim).lemmas)
-    return Outcome(tuple(results), tuple(reversed(proved)))
+    proved: dict[str, ClaimResult] = {}
+
+    def prove_lemma(lemma: Lemma, users: tuple[str, ...]) -> None:
+        if lemma.name in users:
+            raise RuntimeError(f"lemma {lemma.name} is used in its own proof: {' <- '.join(users)}")
+        if lemma.name in proved:
+            if proved[lemma.name].claim is not lemma.claim:
+                raise RuntimeError(f"two lemmas are named {lemma.name}")
+            return
+        for needed in obligation(lemma.claim).lemmas:
+            prove_lemma(needed, (*users, lemma.name))
+        deadline = time.perf_counter() + settings.timeout_s
+        proved[lemma.name] = prove_claim(lemma.claim, settings, deadline, f"lemma {lemma.name}")
+
+    for result in results:
+        for claim in result.claims:
+            for lemma in claim.lemmas:
+                prove_lemma(lemma, ())
+    return Outcome(tuple(results), tuple(proved.values()))

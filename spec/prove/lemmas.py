@@ -96,6 +96,3 @@ multiple = Lemma(
         lambda v, c: (scaled(0, v, c), congruent((v * c) // c, v, c)),
     )
 )
-
-ALL: tuple[Lemma, ...] = (monotone, nonnegative, scaled, nested, ordered, covering, congruent, multiple)
-"""In the order of their proofs: each uses earlier ones only."""

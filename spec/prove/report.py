@@ -129,7 +129,7 @@ def _claim_json(result: ClaimResult) -> dict[str, Any]:
         "hypotheses_hold_at": result.instance,
         "paths": result.paths,
         "products": result.products,
-        "lemmas": list(result.lemmas),
+        "lemmas": [lemma.name for lemma in result.lemmas],
         "counterexample": result.counterexample,
         "reason": result.reason,
     }
