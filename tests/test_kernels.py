@@ -167,12 +167,9 @@ def build(model: Model, seed: int) -> Case:
 def draw_slots(model: Model, rng: random.Random) -> dict[str, list[int]]:
     """Slot memory in any combination that a kernel may meet, fresh slots included."""
     last = COLUMNS - 1 - model.drafts
-    columns = [rng.choice([-1, *range(last + 1)]) for _ in range(SLOTS)]
     return {
-        "columns": columns,
+        "columns": [rng.choice([-1, *range(last + 1)]) for _ in range(SLOTS)],
         "accepted": [rng.randint(0, model.drafts + 1) for _ in range(SLOTS)],
-        "source_columns": [rng.choice([-1, c, rng.randint(0, last)]) for c in columns],
-        "source_offsets": [rng.randint(0, model.drafts) for _ in range(SLOTS)],
     }
 
 
@@ -222,9 +219,8 @@ def run_preprocess(side: align.Align | reference.Align, case: Case) -> None:
 
 
 def run_precopy(side: align.Align | reference.Align, case: Case) -> None:
-    # A copy into a column that does not exist is refused by no one: only live slots hold one.
-    case.memory.columns.clamp_(min=0)
-    side.precopy(case.arguments["idx_mapping"])
+    run_preprocess(side, case)
+    side.precopy()
 
 
 def run_postprocess(side: align.Align | reference.Align, case: Case) -> None:
@@ -277,7 +273,7 @@ def rows_for_slots(case: Case) -> None:
 
 
 def offset_by_one(case: Case) -> None:
-    case.memory.source_offsets.copy_((case.memory.source_offsets - 1).clamp(min=0))
+    case.memory.accepted.copy_((case.memory.accepted - 1).clamp(min=0))
     case.arguments["sampled"].copy_((case.arguments["sampled"] - 1).clamp(min=1))
 
 
@@ -302,7 +298,7 @@ SPOILS = {
 def test_comparison_sees_a_wrong_operand(name: str) -> None:
     spoil, kernels = SPOILS[name]
     for kernel in kernels:
-        changed = ("idx_mapping", "sampled", "source_offsets", "source table 0")
+        changed = ("idx_mapping", "sampled", "source table 0")
         seen = [
             difference
             for seed in range(4)
@@ -469,9 +465,11 @@ def test_byte_offsets_are_64_bit() -> None:
     table = torch.tensor([[1, 5, 4]], dtype=torch.int32, device=DEVICE)
     bound = Recurrent(4, 0, (table,), (table,), (StateView(state, TEMPORAL),))
     slots = SlotMemory.empty(1, DEVICE)
+    slots.admit(0, 12, 4)
     side = align.Align(bound, slots, programs=1, tile_bytes=128)
-    slots.columns[0], slots.source_columns[0] = 1, 2  # block 4 to block 5
-    side.precopy(torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    row = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    side.decide(row, row + 1, row + 8)  # from column 2, block 4, to column 1, block 5
+    side.postcopy()
     assert [int(state[block, 95]) for block in range(blocks)] == [0, 1, 2, 3, 4, 4]
 
 
@@ -494,7 +492,6 @@ def test_bindings_are_refused_in_one_line() -> None:
 def test_models_cover_every_path_of_the_copy_kernel() -> None:
     seen = 0
     for model in MODELS:
-        case = build(model, 0)
-        shape = align.shape_of(case.bound.states, model.tile_bytes)
-        seen |= align._paths(tile_records(case.bound.states, case.bound.source_tables, shape))
+        states = build(model, 0).bound.states
+        seen |= align._paths(tile_records(states, align.shape_of(states, model.tile_bytes)))
     assert seen == 32 + 16 + 8 + 4 + 2 + 1

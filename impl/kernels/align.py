@@ -1,20 +1,22 @@
 """Align-mode kernels: advance columns, move recurrent states, index them; `reference.Align` in Triton.
 
-The story.  Before a forward, a request whose running column changes must find its state in the new column
-(pre-copy); after sampling, a request that reached a block boundary must leave the boundary's state in the
-boundary's column (post-process).  On most steps no request of a batch does either, so the common case is to
-find that out and leave: the grid is small and of fixed size, and every program reads all rows' decision
-inputs, counts the requests that cross and, if there are any, takes its share of (crossing, tile) pairs.
-Nothing waits for the host, the grid does not depend on the data, and every address was bound beforehand,
-so that all of it can be captured in a CUDA graph; a replay reads the buffers as they are then.
+The story.  Before a forward, a request whose running column changes must find its state in the new
+column (pre-copy); after sampling, a request that reached a block boundary must leave the boundary's state
+in the boundary's column (post-process).  On most steps no request of a batch does either, so deciding and
+copying are two kernels.  One program decides for all rows: it updates the slots' memory and lists the
+requests that cross, with the blocks to copy between.  A copy kernel of a fixed grid then reads how many
+there are, and each program takes its share of (crossing, tile) pairs; if there are none it ends at once,
+whatever the number of requests and states.  Nothing waits for the host, the grid does not depend on the
+data, and every address was bound beforehand, so that all of it can be captured in a CUDA graph; a replay
+reads the buffers as they are then.
 
-What must hold.  Rows of the batch name request slots; copies read the *source* tables by slot, because a
-late post-process runs after the gathered tables were filled for other batches.  A copy may shift a window
-within one block, so all of a window tile is read before any of it is written.  Offsets in bytes are 64-bit.
-In the kernel that decides, nothing that a program reads is written by another program.
+What must hold.  Rows of the batch name request slots; copies take blocks from the *source* tables by slot,
+because a late post-process runs after the gathered tables were filled for other batches.  A copy may shift
+a window within one block, so all of a window tile is read before any of it is written.  Offsets in bytes
+are 64-bit.  Slot memory is written by the one program that reads it.
 
-Sources: `v1/worker/mamba_utils.py`, `v1/worker/gpu/model_states/mamba_hybrid.py`, vLLM 0.33.0, whose grid
-is requests x states x 16 instead.
+Sources: `v1/worker/mamba_utils.py`, `v1/worker/gpu/model_states/mamba_hybrid.py`, vLLM 0.33.0, whose copy
+kernels decide in every program of a grid of requests x states x 16.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _copy_wide(source, target, words, TILE_BYTES: tl.constexpr):
     if words == TILE_BYTES // 8:
         tl.store(to_words + word, tl.load(from_words + word))
     else:
-        mask = word < tl.multiple_of(words.to(tl.int32), 2)
+        mask = word < words // 2 * 2  # even, as the compiler now sees
         tl.store(to_words + word, tl.load(from_words + word, mask=mask), mask=mask)
 
 
@@ -77,48 +79,56 @@ def _copy_wide_window(
     """A shift within a window whose tokens are adjacent 8-byte words, everything a multiple of 16 bytes."""
     from_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
     to_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
-    token_words = tl.multiple_of(token_stride // 8, 2)
+    token_words = token_stride // 16 * 2
     token = tl.arange(0, WINDOW)[:, None].to(tl.int64)
     word = tl.arange(0, LANES)[None, :]
-    mask = (token < kept) & (word < tl.multiple_of(words.to(tl.int32), 2))
+    mask = (token < kept) & (word < words // 2 * 2)
     data = tl.load(from_words + (token + shift) * token_words + word, mask=mask)
     tl.debug_barrier()  # source and target may overlap
     tl.store(to_words + token * token_words + word, data, mask=mask)
 
 
 @triton.jit
+def _fetch(tiles, entries, item, end, tile_count, groups, ONE_GROUP: tl.constexpr):
+    """What the copy of one (crossing, tile) pair needs first; nothing if `item` is not below `end`."""
+    there = item < end
+    record = tiles + (item % tile_count) * FIELDS
+    base = tl.load(record, mask=there, other=0)
+    page_stride = tl.load(record + 1, mask=there, other=0)
+    extent = tl.load(record + 2, mask=there, other=0).to(tl.int32)
+    tokens = tl.load(record + 3, mask=there, other=0).to(tl.int32)
+    entry = entries + (item // tile_count) * groups * 4
+    if not ONE_GROUP:
+        entry += tl.load(record + 4, mask=there, other=0) * 4
+    window_block = tl.load(entry, mask=there, other=0)
+    temporal_block = tl.load(entry + 1, mask=there, other=0)
+    to_block = tl.load(entry + 2, mask=there, other=0)
+    offset = tl.load(entry + 3, mask=there, other=0)
+    return base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset
+
+
+@triton.jit
 def _copy_tile(
-    tiles, tile, slot, source, destination, offset,
+    record, base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset,
     TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
 ):  # fmt: skip
-    record = tiles + tile * FIELDS
-    base = tl.load(record)
-    page_stride = tl.load(record + 1)
-    table = tl.load(record + 2).to(tl.pointer_type(tl.int32)) + slot.to(tl.int64) * tl.load(record + 3)
-    extent = tl.load(record + 4)
-    tokens = tl.load(record + 5)
     temporal = tokens == 0
-    column = tl.where(temporal, _scratch_column(source, offset), source)
-    shift = tl.where(temporal, 0, offset).to(tl.int64)
-    from_block = tl.load(table + column).to(tl.int64)
-    to_block = tl.load(table + destination).to(tl.int64)
+    from_block = tl.where(temporal, temporal_block, window_block)
+    shift = tl.where(temporal, 0, offset)
     if (from_block != to_block) | (shift > 0):
         kept = tl.where(temporal, 1, tokens - shift)
-        from_address = base + _byte_offset(from_block, page_stride)
-        to_address = base + _byte_offset(to_block, page_stride)
-        wide = tl.load(record + 9) != 0
-        if wide:
-            if temporal:
-                if (PATHS & 16) != 0:
-                    _copy_wide(from_address, to_address, extent, TILE_BYTES)
-            else:
-                if (PATHS & 32) != 0:
-                    _copy_wide_window(from_address, to_address, extent, kept, shift, tl.load(record + 6),
-                                      WINDOW, LANES)  # fmt: skip
-        else:
-            token_stride = tl.load(record + 6)
-            unit_stride = tl.load(record + 7)
-            unit = tl.load(record + 8)
+        from_address = base + _byte_offset(from_block.to(tl.int64), page_stride)
+        to_address = base + _byte_offset(to_block.to(tl.int64), page_stride)
+        unit = tl.load(record + 7)
+        if (PATHS & 16) != 0:
+            if (unit == 16) & temporal:
+                _copy_wide(from_address, to_address, extent, TILE_BYTES)
+        if (PATHS & 32) != 0:
+            if (unit == 16) & (tokens > 0):
+                _copy_wide_window(from_address, to_address, extent, kept, shift, tl.load(record + 5), WINDOW, LANES)
+        if (PATHS & 15) != 0:
+            token_stride = tl.load(record + 5)
+            unit_stride = tl.load(record + 6)
             if (PATHS & 8) != 0:
                 if unit == 8:
                     _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
@@ -138,74 +148,50 @@ def _copy_tile(
 
 
 @triton.jit
-def _copy_crossings(
-    crossing, slot, source, destination, offset, tiles, tile_count,
+def copy_kernel(
+    count, entries, tiles, tile_count, groups, capacity,
     TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
+    ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of (crossing, tile) pairs; rows' decisions are in the arguments, one a lane."""
-    count = tl.sum(crossing.to(tl.int32), axis=0)
-    if count > 0:
-        order = tl.where(crossing, tl.cumsum(crossing.to(tl.int32), axis=0), 0)  # 1, 2, ... for those that cross
-        program = tl.program_id(0)
-        current = program * 0
-        one_slot, one_source, one_destination, one_offset = current, current, current, current
-        for item in range(program, count * tile_count, tl.num_programs(0)):
-            wanted = item // tile_count + 1
-            if wanted != current:
-                picked = order == wanted
-                one_slot = tl.sum(tl.where(picked, slot, 0), axis=0)
-                one_source = tl.sum(tl.where(picked, source, 0), axis=0)
-                one_destination = tl.sum(tl.where(picked, destination, 0), axis=0)
-                one_offset = tl.sum(tl.where(picked, offset, 0), axis=0)
-                current = wanted
-            _copy_tile(tiles, item % tile_count, one_slot, one_source, one_destination, one_offset,
-                       TILE_BYTES, WINDOW, LANES, PATHS)  # fmt: skip
+    """Copy all tiles of all listed crossings; what the next pair needs is fetched before this one is copied."""
+    item = tl.program_id(0)
+    base, stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
+        tiles, entries, item, capacity * tile_count, tile_count, groups, ONE_GROUP
+    )  # before it is known whether there is any crossing
+    end = tl.load(count) * tile_count
+    while item < end:
+        ahead = item + tl.num_programs(0)
+        base_, stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
+            tiles, entries, ahead, end, tile_count, groups, ONE_GROUP
+        )
+        _copy_tile(
+            tiles + (item % tile_count) * FIELDS, base, stride, extent, tokens, window_block, temporal_block,
+            to_block, offset, TILE_BYTES, WINDOW, LANES, PATHS,
+        )  # fmt: skip
+        item = ahead
+        base, stride, extent, tokens = base_, stride_, extent_, tokens_
+        window_block, temporal_block, to_block, offset = window_block_, temporal_block_, to_block_, offset_
 
 
-@triton.jit(do_not_specialize=["rows"])
-def precopy_kernel(
-    idx_mapping, columns, source_columns, source_offsets, tiles, rows, tile_count,
-    ROWS: tl.constexpr, TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr,
-    PATHS: tl.constexpr,
-):  # fmt: skip
-    row = tl.arange(0, ROWS)
-    slot = tl.load(idx_mapping + row, mask=row < rows, other=-1)
-    live = slot >= 0
-    source = tl.load(source_columns + slot, mask=live, other=-1)
-    destination = tl.load(columns + slot, mask=live, other=-1)
-    offset = tl.load(source_offsets + slot, mask=live, other=0)
-    crossing = (source >= 0) & (source != destination)
-    _copy_crossings(crossing, slot, source, destination, offset, tiles, tile_count,
-                    TILE_BYTES, WINDOW, LANES, PATHS)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows"])
-def postprocess_kernel(
-    idx_mapping, sampled, computed, columns, accepted, tiles, rows, tile_count,
-    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr,
-    LANES: tl.constexpr, PATHS: tl.constexpr,
-):  # fmt: skip
-    row = tl.arange(0, ROWS)
-    slot = tl.load(idx_mapping + row, mask=row < rows, other=-1)
-    live = slot >= 0
-    count = tl.maximum(tl.load(sampled + row, mask=live, other=1), 1).to(tl.int32)
-    after = tl.load(computed + slot, mask=live, other=0).to(tl.int32)
-    source = tl.load(columns + slot, mask=live, other=-1)
-    destination = _destination_column(after, BLOCK_TOKENS)
-    offset = _boundary_offset(after, count, BLOCK_TOKENS)
-    reached = live & (destination >= 0) & _boundary_reached(after, count, BLOCK_TOKENS)
-    stays = source == destination
-    if tl.program_id(0) == 0:  # no program reads accepted counts here, so writing them races with nothing
-        tl.store(accepted + slot, tl.where(reached & stays, 1, count), mask=live)
-    crossing = reached & ((offset > 0) | (source != destination))
-    _copy_crossings(crossing, slot, source, destination, offset, tiles, tile_count,
-                    TILE_BYTES, WINDOW, LANES, PATHS)  # fmt: skip
+@triton.jit
+def _list_crossings(crossing, slot, source, destination, offset, source_tables, groups, count, entries):
+    """Number the rows that cross and list, for every group, the blocks that their states move between."""
+    number = tl.cumsum(crossing.to(tl.int32), axis=0) - 1
+    for group in range(groups):
+        table = tl.load(source_tables + group * 2).to(tl.pointer_type(tl.int32))
+        row = table + slot.to(tl.int64) * tl.load(source_tables + group * 2 + 1)
+        entry = entries + (number * groups + group) * 4
+        tl.store(entry, tl.load(row + source, mask=crossing), mask=crossing)
+        tl.store(entry + 1, tl.load(row + _scratch_column(source, offset), mask=crossing), mask=crossing)
+        tl.store(entry + 2, tl.load(row + destination, mask=crossing), mask=crossing)
+        tl.store(entry + 3, offset, mask=crossing)
+    tl.store(count, tl.sum(crossing.to(tl.int32), axis=0))
 
 
 @triton.jit(do_not_specialize=["rows", "index_rows"])
 def prepare_kernel(
-    idx_mapping, query_start, computed, columns, accepted, source_columns, source_offsets,
-    sequence_tokens, input_tables, state_indices, rows, index_rows, group_stride,
+    idx_mapping, query_start, computed, columns, accepted, source_tables, count, entries,
+    sequence_tokens, input_tables, state_indices, rows, index_rows, groups, group_stride,
     BLOCK_TOKENS: tl.constexpr, DRAFTS: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr,
     PREPROCESS: tl.constexpr,
 ):  # fmt: skip
@@ -217,13 +203,14 @@ def prepare_kernel(
         live = slot >= 0
         source = tl.load(columns + slot, mask=live, other=-1)
         offset = _accepted_offset(tl.load(accepted + slot, mask=live, other=1))
-        scheduled = tl.load(query_start + row + 1, mask=live, other=0) - tl.load(query_start + row, mask=live, other=0)
+        end = tl.load(query_start + row + 1, mask=live, other=0)
+        scheduled = (end - tl.load(query_start + row, mask=live, other=0)).to(tl.int32)
         before = tl.load(computed + slot, mask=live, other=0).to(tl.int32)
-        running = _running_column(before, scheduled.to(tl.int32), BLOCK_TOKENS)
-        tl.store(source_columns + slot, source, mask=live)
-        tl.store(source_offsets + slot, offset, mask=live)
+        running = _running_column(before, scheduled, BLOCK_TOKENS)
+        crossing = live & (source >= 0) & (source != running)
         tl.store(columns + slot, running, mask=live)
-        tl.store(accepted + slot, 1, mask=live & (source >= 0) & (source != running))
+        tl.store(accepted + slot, 1, mask=crossing)
+        _list_crossings(crossing, slot, source, running, offset, source_tables, groups, count, entries)
     else:
         group = program - PREPROCESS
         table = tl.load(input_tables + group * 3).to(tl.pointer_type(tl.int32))
@@ -239,11 +226,39 @@ def prepare_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
+def decide_kernel(
+    idx_mapping, sampled, computed, columns, accepted, source_tables, count, entries, rows, groups,
+    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, ROWS)
+    slot = tl.load(idx_mapping + row, mask=row < rows, other=-1)
+    live = slot >= 0
+    tokens = tl.maximum(tl.load(sampled + row, mask=live, other=1), 1).to(tl.int32)
+    after = tl.load(computed + slot, mask=live, other=0).to(tl.int32)
+    source = tl.load(columns + slot, mask=live, other=-1)
+    destination = _destination_column(after, BLOCK_TOKENS)
+    offset = _boundary_offset(after, tokens, BLOCK_TOKENS)
+    reached = live & (destination >= 0) & _boundary_reached(after, tokens, BLOCK_TOKENS)
+    stays = source == destination
+    tl.store(accepted + slot, tl.where(reached & stays, 1, tokens), mask=live)
+    crossing = reached & ((offset > 0) | (source != destination))
+    _list_crossings(crossing, slot, source, destination, offset, source_tables, groups, count, entries)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def scatter_kernel(idx_mapping, sampled, accepted, rows, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS)
     slot = tl.load(idx_mapping + row, mask=row < rows, other=-1)
-    count = tl.maximum(tl.load(sampled + row, mask=slot >= 0, other=1), 1)
-    tl.store(accepted + slot, count.to(tl.int32), mask=slot >= 0)
+    tokens = tl.maximum(tl.load(sampled + row, mask=slot >= 0, other=1), 1)
+    tl.store(accepted + slot, tokens.to(tl.int32), mask=slot >= 0)
+
+
+class Crossings:
+    """The requests that one decision found crossing: how many, and per request and group the blocks."""
+
+    def __init__(self, rows: int, groups: int, device: torch.device) -> None:
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.entries = torch.zeros((rows, groups, 4), dtype=torch.int32, device=device)
 
 
 def power_of_two_at_least(number: int) -> int:
@@ -254,7 +269,7 @@ def power_of_two_at_least(number: int) -> int:
 class Align:
     """`reference.Align` on a device; see there for what each method does and takes.
 
-    `programs` is the size of the copy kernels' grid, `tile_bytes` what one program copies at a time and
+    `programs` is the size of the copy kernel's grid, `tile_bytes` what one program copies at a time and
     `warps` its width; all three change the speed only.  `idx_mapping` and the other arguments of a row may
     be longer than the batch: rows past it have slot -1.
     """
@@ -265,45 +280,49 @@ class Align:
         memory: SlotMemory,
         programs: int | None = None,
         tile_bytes: int | None = None,
-        warps: int = 4,
+        warps: int | None = None,
     ) -> None:
         device = bound.source_tables[0].device
         self.bound = bound
         self.memory = memory
-        self.programs = programs or (2 if INTERPRETED else 4 * multiprocessors(device))
-        self.warps = warps
-        self.shape: Shape = shape_of(bound.states, tile_bytes or 32768)
-        records = tile_records(bound.states, bound.source_tables, self.shape)
+        self.programs = programs or (2 if INTERPRETED else 2 * multiprocessors(device))
+        self.shape: Shape = shape_of(bound.states, tile_bytes or 65536)
+        records = tile_records(bound.states, self.shape)
         self.tiles = torch.tensor(records or [[0] * TILE_FIELDS], dtype=torch.int64, device=device)
         self.tile_count = len(records)
-        groups, drafts = len(bound.input_tables), bound.drafts
-        rows = [[t.data_ptr(), t.stride(0), t.shape[1]] for t in bound.input_tables]
-        self.input_tables = torch.tensor(rows, dtype=torch.int64, device=device)
-        self.state_indices = torch.zeros((groups, bound.rows, 1 + drafts), dtype=torch.int32, device=device)
+        self.groups = len(bound.source_tables)
+        self.source_tables = torch.tensor(
+            [[table.data_ptr(), table.stride(0)] for table in bound.source_tables],
+            dtype=torch.int64, device=device,
+        )  # fmt: skip
+        self.input_tables = torch.tensor(
+            [[table.data_ptr(), table.stride(0), table.shape[1]] for table in bound.input_tables],
+            dtype=torch.int64, device=device,
+        )  # fmt: skip
+        self.state_indices = torch.zeros(
+            (self.groups, bound.rows, 1 + bound.drafts), dtype=torch.int32, device=device
+        )
+        self.before = Crossings(bound.rows, self.groups, device)
+        self.after = Crossings(bound.rows, self.groups, device)
         self._rows = power_of_two_at_least(bound.rows)
-        self._copy_sizes: dict[str, Any] = {
-            "ROWS": self._rows,
+        self._sizes: dict[str, Any] = {
             "TILE_BYTES": self.shape.tile_bytes,
             "WINDOW": self.shape.window,
             "LANES": self.shape.lanes,
             "PATHS": _paths(records),
-            "num_warps": warps,
+            "ONE_GROUP": self.groups == 1,
+            "num_warps": warps or 16,
         }
 
     def preprocess(
         self, idx_mapping: torch.Tensor, query_start: torch.Tensor, computed: torch.Tensor
     ) -> None:
-        """One program over all rows: it reads a slot's column before it writes it."""
+        """One program: it alone reads and writes the slots' memory."""
         self._prepare(idx_mapping, query_start, computed, None)
 
-    def precopy(self, idx_mapping: torch.Tensor) -> None:
+    def precopy(self) -> None:
         """One launch of `programs` programs."""
-        rows, memory = self._check(idx_mapping), self.memory
-        if rows and self.tile_count:
-            precopy_kernel[(self.programs,)](
-                idx_mapping, memory.columns, memory.source_columns, memory.source_offsets, self.tiles, rows,
-                self.tile_count, **self._copy_sizes,
-            )  # fmt: skip
+        self._copy(self.before)
 
     def aligned_state_indices(self, sequence_tokens: torch.Tensor) -> torch.Tensor:
         """One program a group."""
@@ -316,14 +335,23 @@ class Align:
         if rows:
             scatter_kernel[(1,)](idx_mapping, sampled, self.memory.accepted, rows, ROWS=self._rows)
 
-    def postprocess(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
-        """One launch of `programs` programs; accepted counts come from the rows, so no snapshot is needed."""
+    def decide(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
+        """One program; accepted counts come from the rows, so that no snapshot of the slots' is needed."""
         rows, memory = self._check(idx_mapping), self.memory
-        if rows:
-            postprocess_kernel[(self.programs,)](
-                idx_mapping, sampled, computed, memory.columns, memory.accepted, self.tiles, rows,
-                self.tile_count, BLOCK_TOKENS=self.bound.block_tokens, **self._copy_sizes,
-            )  # fmt: skip
+        decide_kernel[(1,)](
+            idx_mapping, sampled, computed, memory.columns, memory.accepted, self.source_tables,
+            self.after.count, self.after.entries, rows, self.groups,
+            BLOCK_TOKENS=self.bound.block_tokens, ROWS=self._rows,
+        )  # fmt: skip
+
+    def postcopy(self) -> None:
+        """One launch of `programs` programs."""
+        self._copy(self.after)
+
+    def postprocess(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
+        """Two launches."""
+        self.decide(idx_mapping, sampled, computed)
+        self.postcopy()
 
     def before_forward(
         self,
@@ -334,8 +362,15 @@ class Align:
     ) -> torch.Tensor:
         """Two launches: pre-process with the indices, then pre-copy."""
         self._prepare(idx_mapping, query_start, computed, sequence_tokens)
-        self.precopy(idx_mapping)
+        self.precopy()
         return self.state_indices[:, : sequence_tokens.numel()]
+
+    def _copy(self, crossings: Crossings) -> None:
+        if self.tile_count:
+            copy_kernel[(self.programs,)](
+                crossings.count, crossings.entries, self.tiles, self.tile_count, self.groups,
+                self.bound.rows, **self._sizes,
+            )  # fmt: skip
 
     def _prepare(
         self,
@@ -346,8 +381,8 @@ class Align:
     ) -> None:
         rows = 0 if idx_mapping is None else self._check(idx_mapping)
         index_rows = 0 if sequence_tokens is None else self._check(sequence_tokens)
-        advance = int(rows > 0)
-        programs = advance + (self.input_tables.shape[0] if index_rows else 0)
+        advance = int(idx_mapping is not None)
+        programs = advance + (self.groups if index_rows else 0)
         if not programs:
             return
         memory, unused = self.memory, self.memory.columns
@@ -355,9 +390,10 @@ class Align:
             unused if idx_mapping is None else idx_mapping,
             unused if query_start is None else query_start,
             unused if computed is None else computed,
-            memory.columns, memory.accepted, memory.source_columns, memory.source_offsets,
+            memory.columns, memory.accepted, self.source_tables, self.before.count, self.before.entries,
             unused if sequence_tokens is None else sequence_tokens,
-            self.input_tables, self.state_indices, rows, index_rows, self.state_indices.stride(0),
+            self.input_tables, self.state_indices, rows, index_rows, self.groups,
+            self.state_indices.stride(0),
             BLOCK_TOKENS=self.bound.block_tokens, DRAFTS=self.bound.drafts, ROWS=self._rows,
             STATES=power_of_two_at_least(1 + self.bound.drafts), PREPROCESS=advance,
         )  # fmt: skip
@@ -375,8 +411,8 @@ def _paths(records: list[list[int]]) -> int:
     """The kinds of tiles among the records, as a bit mask."""
     paths = 0
     for record in records:
-        tokens, unit, wide = record[5], record[8], record[9]
-        paths |= (32 if tokens else 16) if wide else unit
+        tokens, unit = record[3], record[7]
+        paths |= (32 if tokens else 16) if unit == 16 else unit
     return paths
 
 

@@ -7,7 +7,7 @@ block 0's, and a page is usually larger than the state.  A copy between two colu
 state whole, from the column that the accepted offset selects, and shifts the window by that offset within the block.
 
 A copy kernel does not want to know layers and layouts, it wants *tiles*: pieces of equal size, each with the base
-address, the page stride, and the table whose rows name its blocks.  `tiles` cuts all states of a model into tiles
+address, the page stride, and the group whose rows name its blocks.  `tiles_of` cuts all states of a model into tiles
 once, when the buffers are bound; nothing is recomputed in a step.
 """
 
@@ -25,8 +25,8 @@ from spec.arith import align
 WIDE_BYTES = 16
 """States whose addresses, strides and sizes are all multiples of this are copied in vectors of this size."""
 
-TILE_FIELDS = 16
-"""Length of a tile's record, int64: the fields of `Tile`, padded to a cache line."""
+TILE_FIELDS = 8
+"""Length of a tile's record, int64."""
 
 
 class BindingError(ValueError):
@@ -83,19 +83,16 @@ class Tile:
 
     base_address: int  # of the piece in block 0
     page_stride_bytes: int
-    table_address: int  # of the group's source table, int32
-    table_stride: int  # elements from a slot's row to the next
     extent_units: int
-    tokens: int  # 0: temporal, the accepted offset selects the column; else it shifts the window of so many tokens
+    tokens: int  # of the window that the accepted offset shifts; 0: temporal, the offset selects a column
+    group: int
     token_stride_bytes: int
     unit_stride_bytes: int
-    unit_bytes: int  # 8, 4, 2 or 1
-    wide: int  # 1: units are 8 bytes and adjacent, and address, strides and size are multiples of 16
+    unit_bytes: int  # 8, 4, 2 or 1; 16: 8-byte units, adjacent, and all numbers are multiples of 16
 
     def record(self) -> list[int]:
-        """The fields in order, padded to TILE_FIELDS, as the kernels read them."""
-        fields = [getattr(self, name) for name in self.__slots__]
-        return fields + [0] * (TILE_FIELDS - len(fields))
+        """The fields in order, as the kernels read them."""
+        return [getattr(self, name) for name in self.__slots__]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,35 +121,34 @@ def shape_of(states: Sequence[StateView], tile_bytes: int) -> Shape:
     return Shape(tile_bytes, 1 << max(widest - 1, 0).bit_length())
 
 
-def tiles_of(state: StateView, table: torch.Tensor, shape: Shape) -> list[Tile]:
-    """All pieces of one state, whose blocks the rows of `table` name."""
+def tiles_of(state: StateView, shape: Shape) -> list[Tile]:
+    """All pieces of one state."""
     tensor, element = state.tensor, state.tensor.element_size()
     base, page_stride = tensor.data_ptr(), state.page_stride_bytes
-    where = (table.data_ptr(), table.stride(0))
     if state.layout is Layout.CONV_CHANNEL_FIRST:
         channels, channel_stride = tensor.shape[1], tensor.stride(1) * element
         unit = math.gcd(8, base, page_stride, channel_stride, element)
         return [
-            Tile(base + first * channel_stride + part, page_stride, *where, min(shape.lanes, channels - first),
-                 state.tokens, element, channel_stride, unit, wide=0)
+            Tile(base + first * channel_stride + part, page_stride, min(shape.lanes, channels - first),
+                 state.tokens, state.group, element, channel_stride, unit)
             for first in range(0, channels, shape.lanes)
             for part in range(0, element, unit)  # an element wider than a unit goes part by part
         ]  # fmt: skip
     temporal = state.layout is Layout.TEMPORAL
-    size = element * (tensor[0].numel() if temporal else tensor.shape[2])  # of one token, or of all
-    wide = all(number % WIDE_BYTES == 0 for number in (base, page_stride, size))
+    size = element * (tensor[0].numel() if temporal else tensor.shape[2])  # of the state, or of one token
+    wide = math.gcd(WIDE_BYTES, base, page_stride, size) == WIDE_BYTES
     unit = math.gcd(8, base, page_stride, size)
     step = shape.tile_bytes if temporal and wide else shape.lanes * unit
     return [
-        Tile(base + start, page_stride, *where, min(step, size - start) // unit,
-             state.tokens, size, unit, unit, wide=int(wide))
+        Tile(base + start, page_stride, min(step, size - start) // unit, state.tokens, state.group, size,
+             unit, WIDE_BYTES if wide else unit)
         for start in range(0, size, step)
     ]  # fmt: skip
 
 
-def tile_records(states: Sequence[StateView], tables: Sequence[torch.Tensor], shape: Shape) -> list[list[int]]:
+def tile_records(states: Sequence[StateView], shape: Shape) -> list[list[int]]:
     """The records of all tiles of all states, in the order of the states."""
-    return [tile.record() for state in states for tile in tiles_of(state, tables[state.group], shape)]
+    return [tile.record() for state in states for tile in tiles_of(state, shape)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +197,12 @@ class SlotMemory:
 
     columns: torch.Tensor  # running column of the slot's last step; -1: nothing to read yet
     accepted: torch.Tensor  # accepted count of that step, 1 where the state lies at offset 0
-    source_columns: torch.Tensor  # from pre-process to pre-copy of one step: the column before the advance
-    source_offsets: torch.Tensor  # and the accepted offset before the reset
 
     @classmethod
     def empty(cls, slots: int, device: torch.device | str) -> SlotMemory:
         """Memory of slots that hold no request."""
-        ones, full = torch.ones(slots, dtype=torch.int32, device=device), torch.full
-        return cls(
-            full((slots,), -1, dtype=torch.int32, device=device),
-            ones,
-            full((slots,), -1, dtype=torch.int32, device=device),
-            torch.zeros(slots, dtype=torch.int32, device=device),
-        )
+        minus_one = torch.full((slots,), -1, dtype=torch.int32, device=device)
+        return cls(minus_one, torch.ones(slots, dtype=torch.int32, device=device))
 
     def admit(self, slot: int, computed_tokens: int, block_tokens: int) -> None:
         """Seed a slot for a request that has `computed_tokens` tokens (a new, resumed or re-added one).

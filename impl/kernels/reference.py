@@ -10,10 +10,21 @@ Sources: `v1/worker/mamba_utils.py`, `v1/worker/gpu/block_table.py`,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from impl.kernels.layout import GatherTables, Layout, PagedChunks, Recurrent, SlotMemory, StateView
 from spec.arith import align, coverage
+
+
+class Crossing(NamedTuple):
+    """A request whose state moves between two columns of its row."""
+
+    slot: int
+    source: int
+    destination: int
+    offset: int
 
 
 class Align:
@@ -24,37 +35,33 @@ class Align:
         self.memory = memory
         shape = (len(bound.source_tables), bound.rows, 1 + bound.drafts)
         self.state_indices = torch.zeros(shape, dtype=torch.int32, device=bound.source_tables[0].device)
+        self.before: list[Crossing] = []
+        self.after: list[Crossing] = []
 
     def preprocess(
         self, idx_mapping: torch.Tensor, query_start: torch.Tensor, computed: torch.Tensor
     ) -> None:
-        """Before a forward: remember each slot's source column and offset, then advance its column.
+        """Before a forward: advance each slot's column, and list the slots whose state must follow.
 
         `query_start` [rows + 1] are the batch rows' token offsets, `computed` [slots] the tokens before
         the step.  A column that changes resets the slot's accepted count to 1.
         """
         memory = self.memory
+        self.before = []
         for row, slot in enumerate(idx_mapping.tolist()):
             if slot < 0:
                 continue
             scheduled = int(query_start[row + 1]) - int(query_start[row])
-            source = int(memory.columns[slot])
+            source, offset = int(memory.columns[slot]), align.accepted_offset(int(memory.accepted[slot]))
             running = align.running_column(int(computed[slot]), scheduled, self.bound.block_tokens)
-            memory.source_columns[slot] = source
-            memory.source_offsets[slot] = align.accepted_offset(int(memory.accepted[slot]))
             memory.columns[slot] = running
             if source >= 0 and source != running:
                 memory.accepted[slot] = 1
+                self.before.append(Crossing(slot, source, running, offset))
 
-    def precopy(self, idx_mapping: torch.Tensor) -> None:
-        """After `preprocess`, before the forward: bring the state to the new running column."""
-        memory = self.memory
-        for slot in idx_mapping.tolist():
-            if slot < 0:
-                continue
-            source, destination = int(memory.source_columns[slot]), int(memory.columns[slot])
-            if source >= 0 and source != destination:
-                self._copy(slot, source, destination, int(memory.source_offsets[slot]))
+    def precopy(self) -> None:
+        """After `preprocess`, before the forward: bring listed slots' states to their new column."""
+        self._copy(self.before)
 
     def aligned_state_indices(self, sequence_tokens: torch.Tensor) -> torch.Tensor:
         """Blocks of columns first .. first + K of every batch row's gathered table, [groups, rows, 1 + K].
@@ -77,14 +84,14 @@ class Align:
             if slot >= 0:
                 self.memory.accepted[slot] = max(int(sampled[row]), 1)
 
-    def postprocess(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
-        """After sampling: accepted counts to slots, then save the boundary state of every slot that
-        reached one.
+    def decide(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
+        """After sampling: accepted counts to slots, and list the slots that reached a boundary.
 
         `sampled` [rows] and `computed` [slots], the tokens *after* the step.  A boundary whose column is
         the running column moves to offset 0 there, and the slot's accepted count becomes 1.
         """
         block, memory = self.bound.block_tokens, self.memory
+        self.after = []
         for row, slot in enumerate(idx_mapping.tolist()):
             if slot < 0:
                 continue
@@ -96,7 +103,17 @@ class Align:
                 continue
             if source == destination:
                 memory.accepted[slot] = 1
-            self._copy(slot, source, destination, align.boundary_offset(after, accepted, block))
+            offset = align.boundary_offset(after, accepted, block)
+            self.after.append(Crossing(slot, source, destination, offset))
+
+    def postcopy(self) -> None:
+        """After `decide`: save the listed slots' boundary states in their boundaries' columns."""
+        self._copy(self.after)
+
+    def postprocess(self, idx_mapping: torch.Tensor, sampled: torch.Tensor, computed: torch.Tensor) -> None:
+        """`decide` and `postcopy`: upstream's scatter of accepted counts, and its post-process."""
+        self.decide(idx_mapping, sampled, computed)
+        self.postcopy()
 
     def before_forward(
         self,
@@ -108,13 +125,14 @@ class Align:
         """`preprocess`, `aligned_state_indices` and `precopy` of a step."""
         self.preprocess(idx_mapping, query_start, computed)
         indices = self.aligned_state_indices(sequence_tokens)
-        self.precopy(idx_mapping)
+        self.precopy()
         return indices
 
-    def _copy(self, slot: int, source: int, destination: int, offset: int) -> None:
-        for state in self.bound.states:
-            row = self.bound.source_tables[state.group][slot]
-            copy_state(state, row, source, destination, offset)
+    def _copy(self, crossings: list[Crossing]) -> None:
+        for slot, source, destination, offset in crossings:
+            for state in self.bound.states:
+                row = self.bound.source_tables[state.group][slot]
+                copy_state(state, row, source, destination, offset)
 
 
 def copy_state(state: StateView, row: torch.Tensor, source: int, destination: int, offset: int) -> None:
