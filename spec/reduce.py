@@ -1,13 +1,14 @@
 """The reducer: a long failing run becomes a short one that breaks the same rule.
 
-A run is determined by its configuration, its policy and its choices, so reducing is: change the choices, replay, keep
-the change if the same rule still breaks.  Choices are deleted first in large chunks, then one by one; then several
-are merged into one and arguments are made simpler; and again, until nothing helps.  The result is *minimal*: no single
-choice of it can be left out.  Everything is deterministic, and a replay takes milliseconds.
+A run is determined by its configuration, its policy and its choices, so reducing is: change the choices,
+replay, keep the change if the same rule still breaks. Choices are deleted first in large chunks, then one
+by one; then several are merged into one and arguments are made simpler; and again, until nothing helps. The
+result is *minimal*: no single choice of it can be left out. Everything is deterministic, and a replay takes
+milliseconds.
 
-Choices name things by the adversary's names and by role, so a shorter run keeps its meaning; a choice that is not possible
-any more is skipped and dropped.  (The method is delta debugging, Zeller and Hildebrandt 2002, with Hypothesis' idea
-of simplifying arguments afterwards.)
+Choices name things by the adversary's names and by role, so a shorter run keeps its meaning; a choice that
+is not possible any more is skipped and dropped. (The method is delta debugging, Zeller and Hildebrandt
+2002, with Hypothesis' idea of simplifying arguments afterwards.)
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class _Reducer:
                 return self.rename(best)
 
     def delete(self, best: Choices) -> Choices:
-        """Delete chunks of halving size, from the end (what is late is most often noise), down to single choices."""
+        """Delete chunks of halving size, from the end (what is late is most often noise), down to one choice."""
         size = max(1, len(best) // 2)
         while True:
             changed = False
@@ -117,7 +118,7 @@ class _Reducer:
                 size = max(1, size // 2)
 
     def delete_pairs(self, best: Choices) -> Choices:
-        """Delete two choices at once: an arrival with what only served it.  Cheap enough for short runs only."""
+        """Delete two choices at once: an arrival with what only served it.  For short runs only."""
         if len(best) > PAIRS_UP_TO:
             return best
         for one in range(len(best)):
@@ -140,7 +141,7 @@ class _Reducer:
         return best
 
     def simplify(self, best: Choices) -> Choices:
-        """Simpler arguments, one at a time, first choice first; each attempt replaces a choice by a simpler one."""
+        """Simpler arguments, one at a time, first choice first."""
         at = 0
         while at < len(best):
             for simpler in simpler_choices(best[at], self.config):

@@ -1,8 +1,8 @@
 """Choices as text, one a line: how a scenario is written and how a counterexample is printed.
 
-``arrive r1 prompt=9 outputs=2``, ``accept r1 1``, ``run 0 main`` (until the stream blocks), ``run 0 main 3``, ``report r1
-store 0``, ``schedule``, ``drain``.  Fields stand in the order of :data:`spec.events.SCHEMA`, or are written ``name=value``;
-those of :data:`DEFAULTS` may be left out.
+``arrive r1 prompt=9 outputs=2``, ``accept r1 1``, ``run 0 main`` (until the stream blocks), ``run 0 main
+3``, ``report r1 store 0``, ``schedule``, ``drain``. Fields stand in the order of
+:data:`spec.events.SCHEMA`, or are written ``name=value``; those of :data:`DEFAULTS` may be left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse(line: str) -> Event:
     names = CHOICES[kind]
     usage = " ".join((kind, *names))
     values: dict[str, object] = {}
-    # Positional words fill the fields in order, the ones with a default last: `arrive r1 9 2` needs no family.
+    # Positional words fill the fields in order, those with a default last: `arrive r1 9 2` needs no family.
     places = sorted((n for n in names if f"{n}=" not in line), key=lambda name: name in DEFAULTS)
     for word in words:
         name, equals, text = word.partition("=")
