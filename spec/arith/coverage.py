@@ -301,7 +301,13 @@ def store_keeps_all(need: int, segment_blocks: int) -> bool:
     return need >= segment_blocks
 
 
-@domain(chunk_index=NATURAL, blocks_per_chunk=POSITIVE, need=NATURAL, segment_blocks=POSITIVE, shift=FLAG)
+@domain(
+    chunk_index=NATURAL,
+    blocks_per_chunk=POSITIVE,
+    need=Limit(least=0, at_most="segment_blocks"),
+    segment_blocks=POSITIVE,
+    shift=FLAG,
+)
 def store_keeps_chunk(
     chunk_index: int, blocks_per_chunk: int, need: int, segment_blocks: int, shift: int
 ) -> bool:
@@ -310,6 +316,8 @@ def store_keeps_chunk(
     `.../offloading/scheduler.py::_build_store_jobs` asks each block; here the first kept column at or after
     the chunk's first is computed and compared with the chunk's end.
     """
+    if need == 0:
+        return False
     first = chunk_index * blocks_per_chunk
     start = max(first, shift)
     gap = segment_blocks - need - floormod(start - shift, segment_blocks)

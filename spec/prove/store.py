@@ -312,13 +312,18 @@ def _window_at(h: int, W: int, e: int, t: int) -> int:
 
 def _aligned_condition(need: Need, d: int) -> Hypothesis:
     return Hypothesis(
-        "e >= 1, or t does not divide W - 1, or t does not divide h, or fewer than k blocks a segment go "
-        "unkept",
+        "e >= 1, or W >= 2 and: t does not divide W - 1, or t does not divide h, or fewer than k blocks a "
+        "segment go unkept",
         lambda m, f, b, k, W, e: either(
             e >= 1,
-            floormod(W - 1, b * k) != 0,
-            floormod(m * f * b, b * k) != 0,
-            f - need(W, e, b, d) < k,
+            both(
+                W >= 2,
+                either(
+                    floormod(W - 1, b * k) != 0,
+                    floormod(m * f * b, b * k) != 0,
+                    f - need(W, e, b, d) < k,
+                ),
+            ),
         ),
     )
 
@@ -363,8 +368,10 @@ def _found_last(name: str, need: Need, condition: bool) -> Claim:
     """Every chunk that lookup asks for at h = n - 1 was stored, for n = g*t a multiple of F = f*b."""
     conditions = (
         Hypothesis(
-            "t does not divide W + e - 1, or fewer than k blocks a segment go unkept",
-            lambda f, b, k, W, e: either(floormod(W + e - 1, b * k) != 0, f - need(W, e, b, 0) < k),
+            "t does not divide W + e - 1, or W + e >= 2 and fewer than k blocks a segment go unkept",
+            lambda f, b, k, W, e: either(
+                floormod(W + e - 1, b * k) != 0, both(W + e >= 2, f - need(W, e, b, 0) < k)
+            ),
         ),
     )
     return Claim(
@@ -506,10 +513,11 @@ AGREEMENT = Theorem(
     "store and lookup agree",
     "coverage",
     "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that "
-    "the drop rule allows is found, for multiples of F iff cdiv(h,t)*t <= n (h + t <= n in a group that "
-    "drops) and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept; with drop, k - 1 of "
-    "them in the first segment); for h = n - 1, F | n, t | n, t >= 2 iff not (t | W + e - 1, at least k "
-    "blocks a segment unkept). With a Mamba chunk that is a multiple of F only the first case arises. A "
+    "the drop rule allows is found. Multiples of F, no drop: iff cdiv(h,t)*t <= n, W + e >= 2, and not "
+    "(e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, t | F, with drop: "
+    "iff h + t <= n and not (e = 0, t | W - 1, and at least k blocks a segment unkept, or k - 1 >= 1 of "
+    "them at h = F). h = n - 1, F | n, t | n, t >= 2: iff W + e >= 2 and not (t | W + e - 1, at least k "
+    "blocks a segment unkept). With a Mamba chunk that is a multiple of F only multiples of F arise. A "
     "mask of cdiv(W + e, b) blocks loses nothing.",
     (
         _found_aligned("h = m*F: found if", cov.store_need_blocks, True),
@@ -540,6 +548,11 @@ AGREEMENT = Theorem(
                 lemmas.nonnegative(m - 1, f),
                 *v.pairs(k, g, w + 1),
             ),
+        ),
+        Claim(
+            "any h, no drop: found only if W + e >= 2, for the mask keeps nothing else",
+            (v.j, v.n, v.b, v.k, v.f),
+            lambda j, n, b, k, f: negation(_stored(j, n, b, k, f, cov.store_need_blocks(1, 0, b, 0), 0)),
         ),
         _found_last("h = n - 1: found if", cov.store_need_blocks, True),
         Claim(
