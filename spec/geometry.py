@@ -195,9 +195,9 @@ def render(r: Report) -> str:
     lines += _facts(r) + [""] + _table(*_group_table(r)) + [""] + _sample_lines(r) + [""]
     lines += ["hits that never happen"]
     bound = (
-        f"every pair of requests up to {never.horizon_tokens(r.twin)} tokens of a twin with {_sizes(r.twin)}"
+        f"every pair of requests up to {never.horizon_tokens(r.twin)} tokens, and with any one entry evicted"
     )
-    lines += [f"  (confirmed over {bound})"]
+    lines += [f"  (tried: {bound},", f"  on a twin with {_sizes(r.twin)})"]
     for statement in r.statements:
         lines += _statement_lines(statement)
     lines += ["", "theorems that do not apply"]

@@ -84,8 +84,7 @@ class Prefix:
         """Hits are multiples of this many tokens (in the tier also at the last token, see `nevers`)."""
         if self.tier == "local":
             return lookup.local_alignment_tokens(self.config)
-        mamba = [self.unit_tokens[g.name] for g in self.config.groups if g.kind is Kind.MAMBA]
-        return gcd(*(mamba or self.unit_tokens.values()))
+        return gcd(*self.unit_tokens.values())
 
     @cached_property
     def withheld_tokens(self) -> int:
@@ -120,9 +119,7 @@ class Prefix:
 
 def hit_tokens(config: Config, tier: Tier, left: lookup.Left, shared_tokens: int, tokens: int) -> int:
     """What a prompt of ``tokens`` finds, ``shared_tokens`` of them shared with the request that left this."""
-    if tier == "local":
-        return lookup.local_hit(config, seen(config, tier, left, shared_tokens), tokens)
-    return lookup.offload_hit(config, seen(config, tier, left, shared_tokens), tokens)
+    return _look_up(config, tier, seen(config, tier, left, shared_tokens), tokens)
 
 
 def seen(config: Config, tier: Tier, left: lookup.Left, shared_tokens: int) -> lookup.Ends:
@@ -467,7 +464,7 @@ def confirm(statements: list[Never], twin: Config) -> list[Confirmation]:
     tried = {"local": 0, "offload": 0}
     for tier in sorted({statement.tier for statement in statements}):
         here = [(i, s) for i, s in enumerate(statements) if s.tier == tier]
-        for case, hit in hits(twin, tier):
+        for case, _, hit in answers(twin, tier):
             tried[tier] += 1
             for index, statement in here:
                 if hit and broken[index] is None and statement.forbids(case, hit):
@@ -490,11 +487,11 @@ class Loads:
 
 
 def check_loads(twin: Config) -> Loads:
-    """Restore every hit that the tier admits: over every case, and once more with one entry evicted."""
+    """Restore every hit that the tier admits."""
     admitted, wrong = 0, None
     if not twin.offload:
         return Loads(0, None)
-    for case, ends, hit in chain(answers(twin, "offload"), evicted(twin)):
+    for case, ends, hit in answers(twin, "offload"):
         admitted += hit > 0
         problem = lookup.wrong_in_load(twin, ends, hit) if hit and wrong is None else None
         if problem:
@@ -502,37 +499,43 @@ def check_loads(twin: Config) -> Loads:
     return Loads(admitted, wrong)
 
 
-def evicted(config: Config) -> Iterator[tuple[Case, lookup.Ends, int]]:
-    """What the tier answers once any single entry is gone; the first request was the longest."""
-    known = horizon_tokens(config)
-    left = lookup.left_by(config, known, known)
-    for shared in range(1, known + 1):
-        ends = seen(config, "offload", left, shared)
-        for index, group in enumerate(ends):
-            for end in group:
-                holed = (*ends[:index], group - {end}, *ends[index + 1 :])
-                for tokens in (shared, shared + 1):
-                    case = Case(known, known, shared, tokens, one_step=False)
-                    yield case, holed, lookup.offload_hit(config, holed, tokens)
+Answer = tuple[Case, lookup.Ends, int]
+"""A case, the entries that its second request sees, and the hit that the lookup answers."""
 
 
-def hits(config: Config, tier: Tier) -> Iterator[tuple[Case, int]]:
-    """Every case with the hit that the lookup answers."""
-    return ((case, hit) for case, _, hit in answers(config, tier))
+def answers(config: Config, tier: Tier) -> Iterator[Answer]:
+    """Every case with all that the first request left, then cases in which one entry of it was evicted."""
+    return chain(_whole(config, tier), _evicted(config, tier))
 
 
-def answers(config: Config, tier: Tier) -> Iterator[tuple[Case, lookup.Ends, int]]:
-    """Every case with the entries that the second request sees and the hit that the lookup answers."""
+def _whole(config: Config, tier: Tier) -> Iterator[Answer]:
     last: tuple[int, bool, int] | None = None
     ends: lookup.Ends = ()
     for case, left in cases(config, tier):
         key = (case.known_tokens, case.one_step, case.shared_tokens)
         if key != last:
             last, ends = key, seen(config, tier, left, case.shared_tokens)
-        if tier == "local":
-            yield case, ends, lookup.local_hit(config, ends, case.tokens)
-        else:
-            yield case, ends, lookup.offload_hit(config, ends, case.tokens)
+        yield case, ends, _look_up(config, tier, ends, case.tokens)
+
+
+def _evicted(config: Config, tier: Tier) -> Iterator[Answer]:
+    """The longest first request, any shared prefix, any one entry gone."""
+    known = horizon_tokens(config)
+    left = lookup.left_by(config, known, known)
+    for shared in range(1, known + 1):
+        ends = seen(config, tier, left, shared)
+        for index, group in enumerate(ends):
+            for end in group:
+                holed = (*ends[:index], group - {end}, *ends[index + 1 :])
+                for tokens in (shared, shared + 1):
+                    case = Case(known, known, shared, tokens, one_step=False)
+                    yield case, holed, _look_up(config, tier, holed, tokens)
+
+
+def _look_up(config: Config, tier: Tier, ends: lookup.Ends, tokens: int) -> int:
+    if tier == "local":
+        return lookup.local_hit(config, ends, tokens)
+    return lookup.offload_hit(config, ends, tokens)
 
 
 def _tempts(statement: Never, case: Case) -> bool:
@@ -544,10 +547,10 @@ def _tempts(statement: Never, case: Case) -> bool:
 def _allowed(statement: Never, twin: Config) -> tuple[Case, int] | None:
     """The first hit of the forbidden kind once the remedy is applied."""
     if statement.allow is not None:
-        found = hits(statement.allow(twin), statement.tier)
-        return next(((case, hit) for case, hit in found if hit and statement.forbids(case, hit)), None)
+        found = answers(statement.allow(twin), statement.tier)
+        return next(((case, hit) for case, _, hit in found if hit and statement.forbids(case, hit)), None)
     if statement.allow_steps:
-        for case, hit in hits(twin, statement.tier):
+        for case, _, hit in answers(twin, statement.tier):
             as_if = replace(case, one_step=True)
             if not case.one_step and hit and statement.forbids(as_if, hit):
                 return case, hit

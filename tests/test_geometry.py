@@ -34,6 +34,14 @@ def test_every_statement_about_a_public_model_is_confirmed(name: str) -> None:
         assert statement.confirmation.remedy_tried and statement.confirmation.allowed
 
 
+SMALL = [name for name in config.shipped() if name not in MODELS]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_statement_about_a_walk_configuration_is_confirmed(name: str) -> None:
+    assert reported(name).confirmed
+
+
 def test_at_least_six_public_models_with_a_source_for_every_number() -> None:
     assert len(MODELS) >= 6
     for name in MODELS:
