@@ -64,6 +64,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...], str]] = {
     "job": (DECISION, ("j", "way", "u", "chunks"), "a transfer is created; it fences its device blocks"),
     "flush": (DECISION, ("j",), "the step waits for this store before it overwrites"),
     "unfence": (DECISION, ("j", "r"), "a rank's report was taken; the last one clears the fences"),
+    "handoff": (DECISION, ("u", "g", "blocks"), "a finished request's block table goes to the connector"),
     "tier": (
         DECISION,
         ("g", "n", "prefix", "place", "state"),

@@ -247,6 +247,7 @@ class PostProcess(Op):
 
     step: int
     rows: tuple[tuple[int, int, TableRow], ...]
+    floor: int = 1  # accepted count of a row that sampled nothing
     settles: bool = True  # whether it corrects the slot's computed count
 
     def blocked(self, world: World, rank: Rank) -> str | None:
@@ -263,11 +264,12 @@ class PostProcess(Op):
             if slot < 0:
                 continue
             if not sampled:
-                memory.accepted[slot] = 1
+                memory.accepted[slot] = self.floor
                 continue
-            accepted = max(sampled, 1)
+            accepted = sampled
             memory.accepted[slot] = accepted
-            memory.computed[slot] -= rejected
+            if self.settles:
+                memory.computed[slot] -= rejected
             if not block:
                 continue
             after = memory.computed[slot]

@@ -75,6 +75,7 @@ class Client:
     computed: int = 0  # tokens that were really computed
     pending: int = 0  # step in flight that will bring tokens
     aborted: bool = False
+    last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
     preempted_at: int = 0  # tokens computed when it was last preempted
 
 
@@ -159,6 +160,9 @@ class World:
         self.handed_out: Counter[int] = Counter()  # block -> allocations so far
         self.published_in: dict[int, int] = {}  # block -> step that fills it
         self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
+        self.lost_local = False  # some cached block was forgotten in this run
+        self.lost_host = False  # some host chunk was forgotten, refused or failed in this run
+        self.kept: dict[tuple[int, ...], UserId] = {}  # prompts that were served to the end
         self.looked: dict[UserId, set[Key]] = {}  # keys that lookup saw, by request
         # -- bookkeeping of the run itself
         self.record = record
@@ -347,6 +351,8 @@ class World:
     def _output(self) -> None:
         step = self.queue.popleft()
         run = self.steps[step]
+        for row, (verified, _) in zip(run.rows, run.results, strict=True):
+            self.clients[row.uid].last = (run.starts[row.uid], row.tokens, verified)
         tokens = tuple((row.uid, run.new.get(row.uid, ())) for row in run.rows)
         self.ask(lambda: self.policy.on_output(Output(step, tokens)))
         self.prune()
@@ -527,6 +533,11 @@ class World:
             self.witness("external_hit", way == "load")
             places = [b for _, _, subs in chunks for b in subs if b]
             self.witness("aliased_block_in_one_job", len(set(places)) < len(places))
+        elif kind == "evict":
+            self.lost_local = True
+        elif kind == "tier":
+            full = len(self.book.tier) >= self.config.tier_chunks - 1
+            self.lost_host |= decision[5] == "gone" or full
         elif kind == "look":
             self.looked.setdefault(decision[1], set()).add((decision[2], decision[4], decision[5]))
         elif kind == "preempt":
@@ -541,6 +552,7 @@ class World:
             client = self.clients[decision[1]]
             if decision[2] == "length":
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
+                self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
 
     # -- slots ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec.arith import align
 from spec.config import Kind
 from spec.events import Event
 from spec.rule import Rule
@@ -76,7 +77,80 @@ def window_columns_present(world: World, event: Event) -> None:
         )  # fmt: skip
 
 
+def resend_is_hit(world: World, event: Event) -> None:
+    """Judged at every admission: what an identical, complete request left behind is found again."""
+    _, uid, _, total = event
+    config, client = world.config, world.clients[uid]
+    first = world.kept.get(tuple(client.tokens[: client.prompt]))
+    before = world.tally["resend_is_hit"]
+    if first is None or first == uid or not config.prefix_caching or len(client.tokens) > client.prompt:
+        before[0] += 1
+        return
+    stored = config.offload and not any(t.uid == first for t in world.transfers.values())
+    want = 0
+    for kept, per in ((not world.lost_local, 1), (stored and not world.lost_host, config.blocks_per_chunk)):
+        unit = config.scheduler_block_tokens * per
+        drops = bool(config.dropping_groups())
+        hit = align.checkpoint_position(client.prompt, unit, drops, config.hash_lookahead_tokens)
+        state = hit
+        if world.mamba_block:
+            state = align.checkpoint_position(
+                client.prompt, world.mamba_block, drops, config.hash_lookahead_tokens
+            )
+        if kept and state == hit:
+            want = max(want, hit)
+    world.judge(
+        "resend_is_hit", want > 0, total >= want,
+        lambda: f"{uid}: hit {total} of {client.prompt} tokens, of which {first} left {want} in place",
+    )  # fmt: skip
+
+
+def handed_table_serves(world: World, event: Event) -> None:
+    """Judged when a finished request's table is handed to the connector."""
+    _, uid, g, blocks = event
+    group, client = world.config.groups[g], world.clients[uid]
+    request = world.book.requests[uid]
+    start, tokens, verified = client.last
+    if request.flying or not verified:
+        world.tally["handed_table_serves"][0] += 1
+        return
+    computed = request.computed
+    if group.kind is not Kind.MAMBA:
+        beyond = [col for col, block in enumerate(blocks) if block and col * group.block_tokens >= computed]
+        world.judge(
+            "handed_table_serves", True, not beyond,
+            lambda: f"{uid}, group {group.name}: columns {beyond} lie past the {computed} computed tokens",
+        )  # fmt: skip
+        return
+    running = (start + tokens - 1) // group.block_tokens
+    decode = start >= client.prompt
+    col = (
+        running + verified - 1
+        if decode and computed % group.block_tokens
+        else (computed - 1) // group.block_tokens
+    )
+    found = blocks[col] if col < len(blocks) else 0
+    world.judge(
+        "handed_table_serves", True, found != 0,
+        lambda: f"{uid}, group {group.name}: column {col}, which holds the final state, is not among {len(blocks)}",
+    )  # fmt: skip
+
+
 RULES = (
+    Rule(
+        "resend_is_hit", "consequence", "hit_lookup",
+        "While nothing was evicted, an identical prompt finds what the first one left: no reuse is lost.",
+        "a prompt that was served before, with everything kept, is admitted",
+        "https://github.com/vllm-project/vllm/pull/57616; https://github.com/vllm-project/vllm/issues/53498",
+        on=("hit",), judges=resend_is_hit,
+    ),
+    Rule(
+        "handed_table_serves", "consequence", "coverage",
+        "A table handed to a connector ends attention at the computed frontier and includes the column of the final state.",
+        "a request finishes with no step in flight",
+        "v1/core/kv_cache_manager.py::KVCacheManager.get_block_ids_for_computed_tokens",
+        on=("handoff",), judges=handed_table_serves,
+    ),
     Rule(
         "demand_within_lookup", "discipline", "coverage",
         "Every chunk that a load names was seen present by the lookup that admitted the hit.",

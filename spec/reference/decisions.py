@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spec.arith import coverage
-from spec.arith.division import floordiv
 from spec.book import Request
 from spec.config import Config, Group
 from spec.ops import Deref, TableRow
@@ -99,6 +98,47 @@ def copies_adopted_tail(block: int) -> bool:
     return True
 
 
+def release_list(table: list[int], mirror: list[int]) -> list[int]:
+    """Blocks that a finished request gives back: those in its table, each once
+    (https://github.com/vllm-project/vllm/issues/42571)."""
+    return table
+
+
+def touches_hit_first() -> bool:
+    """Whether every group's hit is held before any group allocates
+    (https://github.com/vllm-project/vllm/issues/39702)."""
+    return True
+
+
+def longest_hit(known: int) -> int:
+    """Tokens that a hit may cover: one is left to compute (https://github.com/vllm-project/vllm/pull/44599)."""
+    return known - 1
+
+
+def group_must_serve(group: Group) -> bool:
+    """Whether a hit needs this group's blocks: every group's
+    (https://github.com/vllm-project/vllm/pull/46453)."""
+    return True
+
+
+def dropped_hit(hit: int, unit: int, drops: int) -> int:
+    """A hit after the groups' tail drop: the dropped unit was matched past the hit, so nothing more is taken off
+    (https://github.com/vllm-project/vllm/pull/51771)."""
+    return hit
+
+
+def append_column(length: int) -> int:
+    """Where a running request's new block ids go in its row: behind those it has
+    (https://github.com/vllm-project/vllm-ascend/pull/15674)."""
+    return length
+
+
+def keeps_mirror() -> bool:
+    """Whether the copy of a request's block ids survives preemption
+    (https://github.com/LMCache/LMCache/issues/1361)."""
+    return False
+
+
 # -- recurrent state ---------------------------------------------------------------------------------------
 def seed_divisor(config: Config, block: int) -> int:
     """Block size that the seed column divides by: the recurrent group's own.
@@ -121,9 +161,20 @@ def same_step_hit(cached_this_step: bool) -> bool:
 
 
 def boundary_block(table_block: int, mirror_block: int) -> int:
-    """Which block a boundary's store reads: the core's, exactly; a mirror that only appends names a stale one
-    (https://github.com/1CatAI/1Cat-vLLM/pull/249)."""
+    """Which block a store of a recurrent column reads: the core's, exactly; a mirror that only appends names a
+    stale one (https://github.com/1CatAI/1Cat-vLLM/pull/249)."""
     return table_block
+
+
+def boundary_verified(computed: int, scheduled: int, known: int) -> bool:
+    """Whether a decode step's boundary waits for verification before it is published: always."""
+    return True
+
+
+def mamba_drops() -> int:
+    """Units that a recurrent group drops from a hit when its peers drop theirs: none, its boundary states are exact
+    (disputed upstream: https://github.com/vllm-project/vllm/pull/48375)."""
+    return 0
 
 
 def positional_group(group: Group) -> bool:
@@ -153,6 +204,23 @@ def padded_row(index: int) -> TableRow:
 def gather_buffer(step: int) -> str:
     """The buffer that this step's tables are gathered into: always the one that captured graphs address."""
     return "gathered"
+
+
+def gathers_padding(rows: int, padded: int) -> int:
+    """Gathered rows that a step rewrites: the padded ones too, so that no old row is left behind
+    (https://github.com/vllm-project/vllm/pull/37728)."""
+    return padded
+
+
+def settles_computed(late: bool) -> bool:
+    """Whether post-processing takes rejected drafts off the device's count, on every stage
+    (https://github.com/vllm-project/vllm/pull/44697)."""
+    return True
+
+
+def accepted_floor() -> int:
+    """The least accepted count: a row that sampled nothing counts one (https://github.com/vllm-project/vllm/pull/50021)."""
+    return 1
 
 
 def masks_late_row(then: int, now: int) -> bool:
@@ -200,7 +268,95 @@ def clipped_columns(group: Group, columns: int, computed: int) -> int:
     (``KVCacheManager.get_block_ids_for_computed_tokens``)."""
     if group.kind.value == "mamba":
         return columns
-    return min(columns, floordiv(computed, group.block_tokens))
+    return min(columns, coverage.blocks_of(computed, group.block_tokens))
+
+
+def job_done(waiting: int) -> bool:
+    """Whether a transfer is complete, ``waiting`` ranks not having reported: after the last report.
+
+    A chunk visible before every rank has stored it: https://github.com/llm-d/llm-d-kv-cache/issues/504."""
+    return waiting == 0
+
+
+def fenced_blocks(blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """Device blocks that a store fences: all it reads
+    (https://github.com/ModelEngine-Group/unified-cache-management/issues/1088)."""
+    return blocks
+
+
+def unfences(job: int, jobs: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the stores that fence one physical block lose the fence when ``job`` is done: that one alone."""
+    return (job,)
+
+
+def store_waits_for_main() -> bool:
+    """Whether a store starts only after everything enqueued before it has run
+    (https://github.com/vllm-project/vllm/pull/45704)."""
+    return True
+
+
+def load_waits_for_main() -> bool:
+    """The same for a load.  False for writes that come over the network, which no stream orders."""
+    return True
+
+
+def abort_waits_for_load() -> bool:
+    """Whether the targets of a load in flight stay held when its request is aborted
+    (https://github.com/vllm-project/vllm/pull/32255)."""
+    return True
+
+
+def failure_waits(waiting: int) -> bool:
+    """Whether a failed transfer waits for the ranks that are still copying
+    (https://github.com/vllm-project/vllm/pull/56104)."""
+    return waiting > 0
+
+
+def uses_failed_load() -> bool:
+    """Whether a load that failed on some rank counts as landed
+    (https://github.com/vllm-project/vllm/issues/52234)."""
+    return False
+
+
+def keeps_failed_store() -> bool:
+    """Whether a store that failed on some rank leaves its key (https://github.com/LMCache/LMCache/issues/4991)."""
+    return False
+
+
+def raises_on_failure() -> bool:
+    """Whether a failed load is an assertion (https://github.com/vllm-project/vllm/issues/39732)."""
+    return False
+
+
+def counts_report(rank: int, ranks: int) -> bool:
+    """Whether a rank's report is counted: every rank's is (https://github.com/vllm-project/vllm/pull/28768)."""
+    return True
+
+
+def evictable(readers: int) -> bool:
+    """Whether a ready host chunk may be evicted, ``readers`` loads reading it
+    (https://github.com/LMCache/LMCache/issues/3130)."""
+    return readers == 0
+
+
+def returns_readers() -> bool:
+    """Whether a load gives its read references back (https://github.com/LMCache/LMCache/issues/3884)."""
+    return True
+
+
+def pending_is_present(state: str) -> bool:
+    """Whether a chunk that is still being written counts as present: the request asks again instead."""
+    return False
+
+
+def clears_loading() -> bool:
+    """Whether a load that failed takes its keys off the list of chunks under load."""
+    return True
+
+
+def reset_keeps_places() -> bool:
+    """Whether host places of transfers in flight stay reserved through a reset of the tier."""
+    return True
 
 
 def flushes_preempted(way: str) -> bool:
@@ -209,9 +365,10 @@ def flushes_preempted(way: str) -> bool:
     return way == "store"
 
 
-def reports_needed(ranks: int) -> int:
-    """Reports that complete a transfer: one from every rank."""
-    return ranks
+def store_segment(alignment: int) -> int:
+    """Tokens of one segment of the store's mask: the unit that external hits are aligned to
+    (https://github.com/vllm-project/vllm-ascend/issues/11383)."""
+    return alignment
 
 
 # -- accepted counts of the v1 runner ----------------------------------------------------------------------
@@ -235,28 +392,56 @@ class Decisions:
     retained_column: Callable[[Group, int], int] = retained_column
     publish_limit: Callable[[Config, int, int, int], int] = publish_limit
     frees_wait_for_steps: Callable[[Request], bool] = frees_wait_for_steps
+    release_list: Callable[[list[int], list[int]], list[int]] = release_list
+    touches_hit_first: Callable[[], bool] = touches_hit_first
+    longest_hit: Callable[[int], int] = longest_hit
+    group_must_serve: Callable[[Group], bool] = group_must_serve
+    dropped_hit: Callable[[int, int, int], int] = dropped_hit
+    append_column: Callable[[int], int] = append_column
+    keeps_mirror: Callable[[], bool] = keeps_mirror
     copies_tail: Callable[[int], bool] = copies_tail
     copies_adopted_tail: Callable[[int], bool] = copies_adopted_tail
     seed_divisor: Callable[[Config, int], int] = seed_divisor
     split_divisor: Callable[[Config, int], int] = split_divisor
     same_step_hit: Callable[[bool], bool] = same_step_hit
     boundary_block: Callable[[int, int], int] = boundary_block
+    boundary_verified: Callable[[int, int, int], bool] = boundary_verified
+    mamba_drops: Callable[[], int] = mamba_drops
     positional_group: Callable[[Group], bool] = positional_group
     precopy_row: Table = slot_row
     post_row: Table = slot_row
     index_row: Table = gathered_row
     padded_row: Callable[[int], TableRow] = padded_row
     gather_buffer: Callable[[int], str] = gather_buffer
+    gathers_padding: Callable[[int, int], int] = gathers_padding
+    settles_computed: Callable[[bool], bool] = settles_computed
+    accepted_floor: Callable[[], int] = accepted_floor
     masks_late_row: Callable[[int, int], bool] = masks_late_row
     lookup_first: Callable[[Group, int, int, int], int] = lookup_first
     inflight_first: Callable[[Group, int, int, int], int] = inflight_first
     store_window: Callable[[Group, int], int] = store_window
     fence_done: Callable[[int], bool] = fence_done
+    job_done: Callable[[int], bool] = job_done
+    fenced_blocks: Callable[[tuple[int, ...]], tuple[int, ...]] = fenced_blocks
+    unfences: Callable[[int, tuple[int, ...]], tuple[int, ...]] = unfences
+    store_waits_for_main: Callable[[], bool] = store_waits_for_main
+    load_waits_for_main: Callable[[], bool] = load_waits_for_main
+    abort_waits_for_load: Callable[[], bool] = abort_waits_for_load
+    failure_waits: Callable[[int], bool] = failure_waits
+    uses_failed_load: Callable[[], bool] = uses_failed_load
+    keeps_failed_store: Callable[[], bool] = keeps_failed_store
+    raises_on_failure: Callable[[], bool] = raises_on_failure
+    counts_report: Callable[[int, int], bool] = counts_report
+    evictable: Callable[[int], bool] = evictable
+    returns_readers: Callable[[], bool] = returns_readers
+    pending_is_present: Callable[[str], bool] = pending_is_present
+    clears_loading: Callable[[], bool] = clears_loading
+    reset_keeps_places: Callable[[], bool] = reset_keeps_places
+    store_segment: Callable[[int], int] = store_segment
     readmit_waits: Callable[[int], bool] = readmit_waits
     store_limit: Callable[[int, int, bool], int] = store_limit
     clipped_columns: Callable[[Group, int, int], int] = clipped_columns
     flushes_preempted: Callable[[str], bool] = flushes_preempted
-    reports_needed: Callable[[int], int] = reports_needed
     counts_buffer: Callable[[], str] = counts_buffer
     previous_row: Callable[[int | None, bool], int] = previous_row
     v2_order: tuple[str, ...] = V2_ORDER

@@ -84,7 +84,7 @@ def availability(ref: Reference, request: Request, local: int, total: int) -> st
             entry = ref.book.tier.get((g, end, request.line[end])) if end <= request.known else None
             if entry is None:
                 return "absent"
-            pending |= entry.state == "writing"
+            pending |= entry.state == "writing" and not ref.decide.pending_is_present(entry.state)
     return "pending" if pending else "ready"
 
 
@@ -144,6 +144,10 @@ def create(ref: Reference, request: Request, way: str, chunks: tuple[Chunk, ...]
     ref.jobs[job] = JobState(request.uid, way, chunks, set(range(ref.config.ranks)))
     ref.plans[request.uid].jobs[job] = None
     ref.do(("job", job, way, request.uid, chunks))
+    if way == "store":
+        blocks = tuple(dict.fromkeys(b for _, _, subs in chunks for b in subs if b))
+        for block in ref.decide.fenced_blocks(blocks):
+            ref.fences.setdefault(block, {})[job] = None
     (ref.new_loads if way == "load" else ref.new_stores).append(job)
     return job
 
@@ -155,7 +159,7 @@ def place_for(ref: Reference, wanted: list[Key]) -> int | None:
         return ref.places.pop()
     for key in ref.recency:
         entry = ref.book.tier.get(key)
-        if entry and entry.state == "ready" and not entry.readers and key not in wanted:
+        if entry and entry.state == "ready" and ref.decide.evictable(entry.readers) and key not in wanted:
             ref.tier(key, entry.place, "gone")
             del ref.recency[key]
             return entry.place
@@ -196,8 +200,13 @@ def store_positional(ref: Reference, request: Request, eligible: int, *, finishe
         for index in range(plan.next_chunk[g], upto):
             subs = tuple(cols[index * per : (index + 1) * per])
             if group.kind is Kind.MAMBA:
-                subs = (0,) * (per - 1) + subs[-1:]
-                if not subs[-1]:
+                mirror = plan.mirror[g]
+                last = (index + 1) * per - 1
+                source = ref.decide.boundary_block(
+                    cols[last], mirror[last] if last < len(mirror) else cols[last]
+                )
+                subs = (0,) * (per - 1) + (source,)
+                if not source:
                     continue
             elif 0 in subs or not store_keeps(ref, g, index, eligible):
                 continue
@@ -213,7 +222,7 @@ def store_keeps(ref: Reference, g: int, index: int, eligible: int) -> bool:
     if group.kind is not Kind.WINDOW:
         return True
     config, block = ref.config, group.block_tokens
-    segment = ref.store_alignment
+    segment = ref.decide.store_segment(ref.store_alignment)
     if segment % block:
         return True
     drops = ref.drops[g]
@@ -236,57 +245,66 @@ def store_boundaries(ref: Reference) -> None:
         request = ref.book.requests.get(uid)
         if request is None or not ref.config.offload:
             continue
-        col = n // ref.mamba_block - 1
-        mirror = ref.plans[uid].mirror[g]
-        source = ref.decide.boundary_block(block, mirror[col] if col < len(mirror) else block)
         key = (g, n, request.line[n])
         held = ref.book.core.key.get(block)
         if held is None or held[:2] != (g, n):  # type: ignore[index]
             continue  # reused before it could be stored
-        if n % chunk(ref, ref.config.groups[g]) or not source:
+        if n % chunk(ref, ref.config.groups[g]):
             continue
         if ref.config.offload_prompt_only and n > request.prompt:
             continue
-        offer(ref, request, [(key, (0,) * (ref.config.blocks_per_chunk - 1) + (source,))])
+        offer(ref, request, [(key, (0,) * (ref.config.blocks_per_chunk - 1) + (block,))])
     ref.offers.clear()
 
 
-# -- reports -----------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------------
 def reported(ref: Reference, job: int, rank: int, ok: bool) -> None:
-    """One rank's report.  The last one settles the transfer."""
+    """One rank's report.  The last one settles the transfer and lifts its fences."""
     state = ref.jobs[job]
-    state.waiting.discard(rank)
-    state.failed |= not ok
     ref.do(("unfence", job, rank))
-    if not ref.decide.fence_done(len(state.waiting)) or job not in ref.jobs:
-        return
-    if state.waiting:  # a fence dropped early: the ranks still to come report in vain
-        for late in sorted(state.waiting):
-            ref.do(("unfence", job, late))
-    settle(ref, job, state)
+    if ref.decide.counts_report(rank, ref.config.ranks):
+        state.waiting.discard(rank)
+    state.failed |= not ok
+    waiting = len(state.waiting)
+    if ref.decide.fence_done(waiting):
+        lift(ref, job)
+    if ref.decide.job_done(waiting) or (state.failed and not ref.decide.failure_waits(waiting)):
+        settle(ref, job, state)
+
+
+def lift(ref: Reference, job: int) -> None:
+    """A store's fences go, block by block; another store's fence on the same block stays."""
+    for block, jobs in list(ref.fences.items()):
+        if job in jobs:
+            for done in ref.decide.unfences(job, tuple(jobs)):
+                del jobs[done]
+            if not jobs:
+                del ref.fences[block]
 
 
 def settle(ref: Reference, job: int, state: JobState) -> None:
-    """All ranks are done with a transfer."""
+    """A transfer is done with."""
     del ref.jobs[job]
+    lift(ref, job)
     plan = ref.plans.get(state.uid)
     if plan:
         plan.jobs.pop(job, None)
+    failed = state.failed and not ref.decide.keeps_failed_store()
     for key, place, _ in state.chunks:
         if state.stale:
-            if key not in ref.book.tier or ref.book.tier[key].place != place:
-                ref.places.append(place)
+            ref.leave_limbo(place)
         elif state.way == "store":
-            ref.tier(key, place, "gone" if state.failed else "ready")
-            if state.failed:
+            ref.tier(key, place, "gone" if failed else "ready")
+            if failed:
                 ref.places.append(place)
             else:
                 ref.recent(key)
-        else:
+        elif ref.decide.returns_readers():
             ref.tier(key, place, "released")
     if state.way == "load":
-        for key, _, _ in state.chunks:
-            ref.loading.pop(key, None)
+        if not state.failed or ref.decide.clears_loading():
+            for key, _, _ in state.chunks:
+                ref.loading.pop(key, None)
         loaded(ref, state)
 
 
@@ -300,7 +318,9 @@ def loaded(ref: Reference, state: JobState) -> None:
         return
     plan = ref.plans[request.uid]
     ref.loading_requests.remove(request.uid)
-    if state.failed:
+    if state.failed and ref.decide.raises_on_failure():
+        raise PolicyError(f"a load of {state.uid} failed")
+    if state.failed and not ref.decide.uses_failed_load():
         plan.tried = True
         ref.drop_all(request)
         ref.do(("preempt", request.uid))

@@ -9,6 +9,7 @@ somebody was preempted, then the connector's metadata.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import lcm
 from typing import Any
 
@@ -35,7 +36,10 @@ class Reference:
         self.book = Book.empty(config, chains)
         self.mamba_groups = [i for i, g in enumerate(config.groups) if g.kind is Kind.MAMBA]
         dropping = config.dropping_groups()
-        self.drops = [int(g in dropping and g.kind is not Kind.MAMBA) for g in config.groups]
+        self.drops = [
+            int(g in dropping) * (self.decide.mamba_drops() if g.kind is Kind.MAMBA else 1)
+            for g in config.groups
+        ]
         self.partial_hits = config.partial_hits and config.prefix_caching and not config.offload
         self.mamba_block = config.groups[self.mamba_groups[0]].block_tokens if self.mamba_groups else 0
         full = [g for g in config.groups if g.kind is Kind.FULL] or list(config.groups)
@@ -48,6 +52,11 @@ class Reference:
         self.jobs: dict[int, JobState] = {}
         self.next_job = 1
         self.loading: dict[Key, None] = {}  # keys under load
+        self.fences: dict[int, dict[int, None]] = {}  # block -> stores that read it
+        self.must_flush: dict[int, None] = {}  # stores whose source was handed out in this step
+        self.limbo: dict[
+            int, int
+        ] = {}  # host places that transfers from before a reset still use, and how many
         self.places = list(range(config.tier_chunks - 1, -1, -1))
         self.recency: dict[Key, None] = {}
         self.offers: list[tuple[UserId, int, int, int]] = []  # recurrent boundaries to be stored
@@ -83,6 +92,7 @@ class Reference:
             self.do(("evict", block))
         self.do(("alloc", request.uid, g, col, block))
         self.fresh_blocks.append((block, g))
+        self.must_flush.update(self.fences.get(block, {}))
         return block
 
     def tier(self, key: Key, place: int, state: str) -> None:
@@ -93,6 +103,14 @@ class Reference:
         """The chunk was used just now."""
         self.recency.pop(key, None)
         self.recency[key] = None
+
+    def leave_limbo(self, place: int) -> None:
+        """A transfer from before a reset is done with a host place."""
+        if place in self.limbo:
+            self.limbo[place] -= 1
+            if not self.limbo[place]:
+                del self.limbo[place]
+                self.places.append(place)
 
     # -- questions -----------------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
@@ -117,13 +135,15 @@ class Reference:
             self.do(("evict", block))
         self.offers.clear()
         if scope == "all":
-            flying = {key for job in self.jobs.values() for key, _, _ in job.chunks}
+            flying = Counter(p for job in self.jobs.values() if not job.stale for _, p, _ in job.chunks)
             for job in self.jobs.values():
                 job.stale = True
             for key, entry in list(self.book.tier.items()):
                 self.tier(key, entry.place, "gone")
                 self.recency.pop(key, None)
-                if key not in flying:
+                if flying[entry.place] and self.decide.reset_keeps_places():
+                    self.limbo[entry.place] = flying[entry.place]
+                else:
                     self.places.append(entry.place)
         return self.answer()
 
@@ -151,7 +171,7 @@ class Reference:
             )
             if new and alive:
                 self.accepted.append((uid, len(new)))
-            if alive and new:
+            if alive and new and self.decide.boundary_verified(before, drafts + 1, request.known):
                 self.publish_crossed(request, before, request.processed)
             if request.status is not Status.DONE and request.known >= request.prompt + plan.outputs:
                 self.finish(request, "length")
@@ -181,9 +201,14 @@ class Reference:
         if running and self.config.offload and why == "length":
             eligible = self.decide.store_limit(request.known, request.prompt, True)
             offload.store_positional(self, request, min(eligible, request.known), finished=True)
+            for g, group in enumerate(self.config.groups):
+                clip = self.decide.clipped_columns(group, len(request.cols[g]), request.computed)
+                self.do(("handoff", uid, g, tuple(request.cols[g][:clip])))
         if loading:
             self.loading_requests.remove(uid)
-        elif not self.decide.frees_wait_for_steps(request):
+        if loading and self.decide.abort_waits_for_load():
+            return
+        if not self.decide.frees_wait_for_steps(request):
             self.drop_all(request)
 
     def release_copies(self, request: Request, step: int) -> None:
@@ -196,10 +221,12 @@ class Reference:
 
     def drop_all(self, request: Request) -> None:
         """Give up every column, last first, so that a prefix's tail is reused before its head."""
+        mirror = self.plans[request.uid].mirror
         for g, cols in enumerate(request.cols):
-            for col in range(len(cols) - 1, -1, -1):
-                if cols[col]:
-                    self.do(("drop", request.uid, g, col, cols[col]))
+            blocks = self.decide.release_list(list(cols), mirror[g])
+            for col in range(len(blocks) - 1, -1, -1):
+                if blocks[col]:
+                    self.do(("drop", request.uid, g, col, blocks[col]))
             cols.clear()
         self.release_copies(request, self.book.step)
         self.reset_plan(request)
@@ -209,7 +236,8 @@ class Reference:
         plan = self.plans[request.uid]
         groups = len(self.config.groups)
         plan.published, plan.next_chunk = [0] * groups, [0] * groups
-        plan.mirror = [[] for _ in range(groups)]
+        if not self.decide.keeps_mirror():
+            plan.mirror = [[] for _ in range(groups)]
         plan.ready = plan.allocated = False
         plan.tail = None
 
@@ -286,7 +314,7 @@ class Reference:
             return q
         block = self.decide.split_divisor(self.config, self.mamba_block)
         last = align.checkpoint_position(
-            request.known, block, False, max(1, self.config.hash_lookahead_tokens)
+            request.known, block, any(self.drops), self.config.hash_lookahead_tokens
         )
         prefill_end = max(request.prompt, request.known - 1)
         tail = self.tail_position(request) if self.partial_hits else 0
@@ -295,8 +323,10 @@ class Reference:
     def tail_position(self, request: Request) -> int:
         """The last hash boundary of the known tokens: a later request with this prompt can go on from
         there."""
-        lookahead = max(1, self.config.hash_lookahead_tokens)
-        return align.checkpoint_position(request.known, self.config.hash_block_tokens, False, lookahead)
+        lookahead = self.config.hash_lookahead_tokens
+        return align.checkpoint_position(
+            request.known, self.config.hash_block_tokens, any(self.drops), lookahead
+        )
 
     def fits(self, request: Request, c: int, q: int) -> bool:
         """Whether the pool has the blocks for this step."""
@@ -321,6 +351,8 @@ class Reference:
         if decode and self.config.async_scheduling:
             plan.sampled_in = message.step
         tables.publish_attention(self, request, c, q)
+        if decode and not self.decide.boundary_verified(c, q, request.known):
+            self.publish_crossed(request, c, min(c + q, request.known + drafts))
         if not decode:
             tables.publish_boundary(self, request, c + q, now=True)
             tables.publish_tail(self, request, c + q)
@@ -332,12 +364,14 @@ class Reference:
         plan = self.plans[request.uid]
         if not plan.in_batch:
             plan.in_batch = True
-            plan.mirror = [list(cols) for cols in request.cols]
+            plan.told = [len(cols) for cols in request.cols]
+            plan.mirror = [kept + cols for kept, cols in zip(plan.mirror, request.cols, strict=True)]
             message.fresh.append((request.uid, c, tuple(tuple(cols) for cols in request.cols)))
             return
         appended = []
         for g, cols in enumerate(request.cols):
-            new = tuple(cols[len(plan.mirror[g]) :])
+            new = tuple(cols[plan.told[g] :])
+            plan.told[g] += len(new)
             plan.mirror[g].extend(new)
             appended.append(new)
         if any(appended):
@@ -381,9 +415,8 @@ class Reference:
         if not self.room_for(request, local, total, blocks, tail, budget, message.step):
             return 0
         for g, pairs in enumerate(blocks):
-            for col, block in pairs:
-                if col >= tables.first_kept_column(self, self.config.groups[g], total):
-                    self.do(("adopt", uid, g, col, block))
+            if self.decide.touches_hit_first():
+                self.adopt(request, g, pairs, total)
             plan.published[g] = local // self.config.groups[g].block_tokens
             plan.next_chunk[g] = (
                 total // offload.chunk(self, self.config.groups[g]) if self.config.offload else 0
@@ -401,9 +434,21 @@ class Reference:
             self.waiting.remove(uid)
             self.loading_requests.append(uid)
             offload.start_load(self, request, local, total)
+            if not self.decide.touches_hit_first():
+                for g, pairs in enumerate(blocks):
+                    self.adopt(request, g, pairs, total)
             return 0
+        if not self.decide.touches_hit_first():
+            for g, pairs in enumerate(blocks):
+                self.adopt(request, g, pairs, total)
         self.do(("hit", uid, local, total))
         return self.start(message, request, total, budget)
+
+    def adopt(self, request: Request, g: int, pairs: list[tuple[int, int]], total: int) -> None:
+        """The columns of a hit that will still be read are held (``BlockPool.touch``)."""
+        for col, block in pairs:
+            if col >= tables.first_kept_column(self, self.config.groups[g], total):
+                self.do(("adopt", request.uid, g, col, block))
 
     def room_for(
         self,
@@ -466,15 +511,20 @@ class Reference:
                     )
         else:
             self.offers.clear()
-        for job in list(self.book.core.reused):
-            self.do(("flush", job))
+        for job in self.must_flush:
+            if job in self.jobs:
+                self.do(("flush", job))
+        self.must_flush.clear()
         message.flush = [event[1] for event in self.out if event[0] == "flush"]
         message.stores, self.new_stores = self.new_stores, []
         message.loads, self.new_loads = self.new_loads, []
         message.left, self.leaving = self.leaving, []
         message.accepted, self.accepted = self.accepted, []
         if self.mamba_groups:
-            attention = [(b, g) for b, g in self.fresh_blocks if g not in self.mamba_groups]
+            loading = {b for job in message.loads for _, _, subs in self.jobs[job].chunks for b in subs}
+            attention = [
+                (b, g) for b, g in self.fresh_blocks if g not in self.mamba_groups and b not in loading
+            ]
             message.zero = attention
             for block, g in attention:
                 self.do(("zero", block, g))

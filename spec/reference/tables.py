@@ -43,7 +43,7 @@ def hit_columns(group: Group, hit: int, drop: int) -> range:
         return range(coverage.first_retained_column(hit, group.window_tokens, 0, block), last)
     if group.kind is Kind.CHUNKED:
         return range(coverage.skipped_tokens_chunked(hit, group.window_tokens) // block, last)
-    return range(hit // block - 1, hit // block) if hit % block == 0 else range(0)
+    return range(hit // block - 1, hit // block + drop) if hit % block == 0 else range(0)
 
 
 def tail_hit(ref: Reference, request: Request, hit: int) -> Tail | None:
@@ -69,13 +69,16 @@ def local_hit(ref: Reference, request: Request) -> tuple[int, Hit, Tail] | None:
     if not config.prefix_caching:
         return 0, empty, []
     unit = config.hash_block_tokens if ref.partial_hits else hit_alignment(config)
-    for hit in range((request.known - 1) // unit * unit, 0, -unit):
+    for hit in range(ref.decide.longest_hit(request.known) // unit * unit, 0, -unit):
         tail = tail_hit(ref, request, hit)
         if tail is None:
             continue
         found: Hit = []
         for g, group in enumerate(config.groups):
-            blocks = []
+            blocks: list[tuple[int, int]] = []
+            if not ref.decide.group_must_serve(group):
+                found.append(blocks)
+                continue
             for col in hit_columns(group, hit, ref.drops[g]):
                 key = key_of(ref, request, g, (col + 1) * group.block_tokens)
                 block = ref.book.cached(key) if key else 0
@@ -88,6 +91,7 @@ def local_hit(ref: Reference, request: Request) -> tuple[int, Hit, Tail] | None:
                 continue
             break
         else:
+            hit = ref.decide.dropped_hit(hit, unit, max(ref.drops))
             states = [block for g in ref.mamba_groups for _, block in found[g]] + [
                 block for _, _, block in tail
             ]

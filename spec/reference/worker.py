@@ -97,7 +97,8 @@ class Worker:
             for index, _, slot, generation in entries:
                 masked = decide.masks_late_row(generation, self.generation[slot])
                 rows.append((index, -1 if masked else slot, decide.post_row(index, slot)))
-            stages["post"].append(("main", PostProcess(step, tuple(rows))))
+            floor, settles = decide.accepted_floor(), decide.settles_computed(True)
+            stages["post"].append(("main", PostProcess(step, tuple(rows), floor, settles)))
         for uid in message.left:
             slot = self.slot.pop(uid, None)
             if slot is not None:
@@ -129,9 +130,8 @@ class Worker:
         for uid, table in message.appended:
             for group, blocks in enumerate(table):
                 if blocks:
-                    stages["update"].append(
-                        ("main", SetRow(group, self.slot[uid], self.length[uid][group], blocks))
-                    )
+                    at = self.decide.append_column(self.length[uid][group])
+                    stages["update"].append(("main", SetRow(group, self.slot[uid], at, blocks)))
                     self.length[uid][group] += len(blocks)
 
     def v1_rows(self, message: Message, stages: Stages) -> None:
@@ -203,14 +203,16 @@ class Worker:
         """Stores of the last step are submitted now; flushed ones are waited for; this step's are queued."""
         flush = list(dict.fromkeys(message.flush))
         now = [job for job in message.stores if job in flush]
+        store_after = -1 if self.decide.store_waits_for_main() else 0
+        load_after = -1 if self.decide.load_waits_for_main() else 0
         for job in self.queued + now:
-            stages["flush"].append(("store", Begin(job, -1)))
+            stages["flush"].append(("store", Begin(job, store_after)))
             stages["flush"].append(("store", End(job)))
         for job in flush:
             stages["flush"].append(("main", Wait(job)))
         self.queued = [job for job in message.stores if job not in flush]
         for job in message.loads:
-            stages["load"].append(("load", Begin(job, -1)))
+            stages["load"].append(("load", Begin(job, load_after)))
             stages["load"].append(("load", End(job)))
 
     # -- the model -----------------------------------------------------------------------------------------
@@ -229,7 +231,8 @@ class Worker:
         buffer = decide.gather_buffer(message.step)
         slots = tuple(self.slot[row.uid] for row in rows)
         reach = tuple(self.unreachable(row) for row in rows)
-        stages["gather"].append(("main", Gather(slots, reach, padded, buffer)))
+        gathered = decide.gathers_padding(len(rows), padded)
+        stages["gather"].append(("main", Gather(slots, reach, gathered, buffer)))
         if self.mamba_block:
             pre = tuple((decide.precopy_row(i, slot), slot, rows[i].tokens) for i, _, slot, _ in entries)
             stages["pre"].append(("main", PreProcess(pre)))
@@ -241,7 +244,8 @@ class Worker:
         if self.last_stage:
             after.append(("main", Sample(message.step)))
             post = tuple((i, slot, decide.post_row(i, slot)) for i, _, slot, _ in entries)
-            after.append(("main", PostProcess(message.step, post)))
+            floor, settles = decide.accepted_floor(), decide.settles_computed(False)
+            after.append(("main", PostProcess(message.step, post, floor, settles)))
             if config.draft_modules > 1:
                 after.append(("main", Draft(message.step, batch)))
             if config.runner == "v1" and config.drafts and config.async_scheduling:
