@@ -50,7 +50,7 @@ KINDS: dict[str, frozenset[str]] = {
     "schedule": frozenset(
         "alloc adopt move drop publish evict copy zero hit defer start row preempt look job flush tier step".split()
     ),
-    "on_output": frozenset("tokens publish evict finish drop job tier flush done".split()),
+    "on_output": frozenset("tokens publish evict finish handoff drop job tier flush done".split()),
     "on_report": frozenset("unfence tier publish evict preempt drop".split()),
     "on_abort": frozenset("finish drop evict job tier flush".split()),
     "on_reset": frozenset("evict tier".split()),
@@ -82,6 +82,7 @@ class SchedulerView:
         default_factory=dict
     )  # (group, column) -> tokens adopted or loaded
     sampled_in: dict[UserId, int] = field(default_factory=dict)  # last step that samples for the request
+    untold: dict[int, KnownJob] = field(default_factory=dict)  # transfers created since the last step
     # -- of the answer that is being judged
     fresh: dict[int, tuple[UserId, int, int]] = field(default_factory=dict)  # block allocated -> its column
     evicted: dict[int, object] = field(default_factory=dict)  # block -> the key that it carried
@@ -112,7 +113,7 @@ class SchedulerView:
         """A view that can be changed without this one; configuration and prefixes are shared."""
         return replace(
             self, book=copy_book(self.book), outputs=dict(self.outputs), jobs=dict(self.jobs),
-filled={u: dict(columns) for u, columns in self.filled.items()}, sampled_in=dict(self.sampled_in),
+filled={u: dict(columns) for u, columns in self.filled.items()}, sampled_in=dict(self.sampled_in), untold=dict(self.untold),
             fresh={}, evicted={}, copied={}, rows={}, written={}, crossed={}, found=None,
         )  # fmt: skip
 
@@ -215,7 +216,7 @@ def _learn(view: SchedulerView, question: Question, event: Event) -> None:
             _fill(view, *view.fresh[dst], view.book.core.key.get(src))
     elif kind == "job":
         job, way, uid, chunks = event[1:]
-        view.jobs[job] = KnownJob(uid, way, chunks)
+        view.jobs[job] = view.untold[job] = KnownJob(uid, way, chunks)
     elif kind == "unfence":
         _learn_report(view, question, event[1])
     elif kind == "row":
