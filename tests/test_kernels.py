@@ -444,7 +444,8 @@ def test_copy_blocks_equals_reference(size: int, padding: int, to_host: bool) ->
             listed = arena.ints("jobs", jobs, torch.int32) if jobs else torch.empty((0, 3), dtype=torch.int32)
             memory = PagedChunks(device_pages, chunks)
             if number:
-                pages.copy_blocks(memory, listed, to_host, programs=1 + seed % 4, piece_bytes=256, warps=4)
+                how = {} if seed % 3 == 0 else {"programs": 1 + seed % 4, "piece_bytes": 256, "warps": 4}
+                pages.copy_blocks(memory, listed, to_host, **how)
                 if DEVICE == "cuda":
                     torch.cuda.synchronize()
             else:

@@ -47,28 +47,30 @@ def eager_us(launch: Launch, repeats: int = 8) -> float:
     return 1000 * statistics.median(_milliseconds(launch, repeats))
 
 
-def slowdown_beside(other: Launch, other_us: float, work: torch.cuda.CUDAGraph, work_us: float) -> float:
-    """How much longer `work` takes while launches of `other` keep another stream busy; 1.0: not at all.
+def busy_us(other: Launch | None, other_us: float, work: torch.cuda.CUDAGraph, work_us: float) -> float:
+    """Median microseconds of `work` while launches of `other` keep another stream busy; None: alone.
 
-    Raises RuntimeError if `other` ended before the work did.
+    `work_us`, roughly what it takes alone, says how much to queue.  Alone and beside are measured in the same
+    way, because a device that has rested clocks higher.  Raises RuntimeError if `other` ended first.
     """
     stream = torch.cuda.Stream()
-    ratios = []
-    for _ in range(3):
+    times = []
+    for _ in range(5):
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            for _ in range(2 + int(6 * work_us / other_us)):
-                other()
-            done = torch.cuda.Event(enable_timing=True)
-            done.record()
+        done = torch.cuda.Event(enable_timing=True)
+        if other is not None:
+            with torch.cuda.stream(stream):
+                for _ in range(2 + int(6 * work_us / other_us)):
+                    other()
+                done.record()
         torch.cuda._sleep(100_000)  # until the other stream is under way
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         work.replay()
         end.record()
         torch.cuda.synchronize()
-        if end.elapsed_time(done) > 0:
-            ratios.append(1000 * start.elapsed_time(end) / work_us)
-    if not ratios:
+        if other is None or end.elapsed_time(done) > 0:
+            times.append(1000 * start.elapsed_time(end))
+    if not times:
         raise RuntimeError("the copies ended before the matrix products: queue more of them")
-    return float(statistics.median(ratios))
+    return float(statistics.median(times))

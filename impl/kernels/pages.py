@@ -1,8 +1,7 @@
 """Whole pages: gather of block tables, zeroing of fresh blocks, copies to and from pinned host chunks.
 
 All three run a fixed grid over (job, piece) pairs.  A host copy is bound by the bus, so its grid is small: it
-must leave the multiprocessors to the forward pass beside it, and hide the bus's latency by keeping much in
-flight per program instead.
+must leave the multiprocessors and the memory system to the forward pass beside it.
 
 Sources: `v1/worker/gpu/block_table.py`, `v1/kv_offload/cpu/gpu_worker.py`,
 `v1/kv_offload/cpu/swap_blocks_triton.py`, vLLM 0.33.0.
@@ -150,11 +149,18 @@ def copy_blocks(
     memory: PagedChunks,
     jobs: torch.Tensor,
     to_host: bool,
-    programs: int | None = None,
-    piece_bytes: int = 32768,
-    warps: int = 16,
+    programs: int = 1,
+    multiprocessors_each: int = 2,
+    piece_bytes: int | None = None,
+    warps: int | None = None,
 ) -> None:
-    """`reference.copy_blocks` on a device; `programs` bounds the multiprocessors that it takes."""
+    """`reference.copy_blocks` on a device.
+
+    `programs` times `multiprocessors_each` multiprocessors are held; those of one program are neighbours,
+    so that clusters of a matrix product lose one place and not two.  `piece_bytes` is what a program keeps
+    in flight: to the device as much as registers hold, because reads wait for the bus; to the host little,
+    because writes that pile up before the bus slow every other kernel's memory traffic.
+    """
     if not jobs.shape[0]:
         return
     pages, chunks = memory.pages, memory.chunks
@@ -162,9 +168,11 @@ def copy_blocks(
     numbers = (pages.data_ptr(), pages.stride(0), chunks.data_ptr(), chunks.stride(0), chunks.stride(1), size)
     wide = math.gcd(16, *numbers) == 16
     unit = math.gcd(8, *numbers)
+    piece_bytes = piece_bytes or (65536 if to_host else 262144)
     units = min(piece_bytes // 8, power_of_two_at_least(size // unit))
     together = piece_bytes // 8 // units  # pages an item
-    copy_kernel[(programs or (2 if INTERPRETED else 4),)](
+    copy_kernel[(programs,)](
         *numbers[:5], size // unit, jobs, jobs.shape[0], -(-(size // unit) // units),
-        TO_HOST=to_host, PAGES=together, UNITS=units, TYPE=_UNIT_TYPES[unit], WIDE=wide, num_warps=warps,
+        TO_HOST=to_host, PAGES=together, UNITS=units, TYPE=_UNIT_TYPES[unit], WIDE=wide,
+        num_warps=warps or (16 if to_host else 32), num_ctas=multiprocessors_each,
     )  # fmt: skip
