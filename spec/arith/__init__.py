@@ -49,6 +49,7 @@ store_keeps_all = checked(coverage.store_keeps_all)
 store_keeps_chunk = checked(coverage.store_keeps_chunk)
 lookup_candidate = checked(coverage.lookup_candidate)
 shrink_hit = checked(coverage.shrink_hit)
+worth_loading = checked(coverage.worth_loading)
 tail_drop = checked(coverage.tail_drop)
 query_end_chunk = checked(coverage.query_end_chunk)
 common_hit = checked(coverage.common_hit)
@@ -162,4 +163,5 @@ __all__ = [
     "store_need_blocks_v0_30",
     "subslot",
     "tail_drop",
+    "worth_loading",
 ]

@@ -344,6 +344,15 @@ def shrink_hit(candidate: int, found_end_chunk: int, chunk: int) -> int:
     return min(candidate, chunk * found_end_chunk)
 
 
+@domain(hit=NATURAL, local=NATURAL, chunk=POSITIVE)
+def worth_loading(hit: int, local: int, chunk: int) -> bool:
+    """Whether a hit gains at least a chunk of a group over the local prefix; else the whole load is given up.
+
+    `.../offloading/scheduler.py::_lookup_complete_chunks`.
+    """
+    return hit - local >= chunk
+
+
 @domain(found_end_chunk=POSITIVE, drops=FLAG)
 def tail_drop(found_end_chunk: int, drops: int) -> int:
     """The end of a group's hit after its tail drop: one unit less in a group that drops, once.

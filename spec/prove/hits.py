@@ -284,8 +284,16 @@ COMMON_HIT = Theorem(
                     cov.mamba_state_tokens(cov.shrink_hit(cov.lookup_candidate(n, M), R, t), M)
                     == cov.shrink_hit(cov.lookup_candidate(n, M), R, t)
                 ),
+                (
+                    Hypothesis(
+                        "the hit is worth loading",
+                        lambda n, M, t, R: cov.worth_loading(
+                            cov.shrink_hit(cov.lookup_candidate(n, M), R, t), 0, M
+                        ),
+                    ),
+                ),
             ),
-            {"n": 65, "M": 64, "t": 16, "R": 3},
+            {"n": 129, "M": 64, "t": 16, "R": 7},
             lambda n, M, t, R: (
                 f"prompt {n}, Mamba chunk {M}, another group's chunk {t} present up to chunk {R - 1}: hit "
                 f"{min((n - 1) // M * M, R * t)}, the load names the Mamba state after "

@@ -116,13 +116,47 @@ def _hole_claim() -> Claim:
     """Readable columns at m*F - 1 are kept, asked only of chunks that the store names."""
     plain = _blocks_claim("hit n - 1, mask of release 0.33.0", cov.store_need_blocks, 0, 1)
     named = Hypothesis(
-        "k >= 2 and the store names chunk i//k",
-        lambda f, b, W, e, i, k: both(
-            k >= 2, cov.store_keeps_chunk(floordiv(i, k), k, cov.store_need_blocks(W, e, b, 0), f, 0)
+        "n > F, k >= 2 and the store names chunk i//k",
+        lambda m, f, b, W, e, i, k: both(
+            m >= 2, k >= 2, cov.store_keeps_chunk(floordiv(i, k), k, cov.store_need_blocks(W, e, b, 0), f, 0)
         ),
     )
     return replace(
         plain, symbols=(v.m, v.f, v.b, v.k, v.p, v.W, v.e, v.i), hypotheses=(*plain.hypotheses, named)
+    )
+
+
+def _between_claim() -> Claim:
+    """Readable columns at a hit h = g*t in a group with drop are kept, whatever h is modulo F = f*b."""
+    return Claim(
+        "hit g*t, group with drop, mask of release 0.33.0",
+        (v.g, v.f, v.b, v.k, v.W, v.e, v.i),
+        lambda f, b, W, e, i: _kept(cov.store_need_blocks, 1)(f, b, W, e, i),
+        (
+            Hypothesis(
+                "column i is readable at g*t",
+                lambda g, b, k, W, e, i: both(i >= cov.first_retained_column(g * k * b, W, e, b), i < g * k),
+            ),
+            Hypothesis(
+                "k >= 2, t | F, and the store names chunks g, past the hit, and i//k",
+                lambda g, f, b, k, W, e, i: both(
+                    k >= 2,
+                    floormod(f, k) == 0,
+                    cov.store_keeps_chunk(g, k, cov.store_need_blocks(W, e, b, 1), f, 1),
+                    cov.store_keeps_chunk(floordiv(i, k), k, cov.store_need_blocks(W, e, b, 1), f, 1),
+                ),
+            ),
+        ),
+    )
+
+
+def _tell_between(g: int, f: int, b: int, k: int, W: int, e: int, i: int) -> str:
+    hit, need = g * k * b, cov.store_need_blocks(W, e, b, 1)
+    first = cov.first_retained_column(hit, W, e, b)
+    return (
+        f"hit {hit}, full-attention chunk {f * b}, block {b}, chunk {b * k}, window {W}, extra {e}, drop: "
+        f"reads blocks {first} to {g * k - 1}, 0.33.0 keeps {need} blocks around each multiple of {f * b}; "
+        f"block {i} may be a hole in chunk {i // k}, which the store names"
     )
 
 
@@ -279,13 +313,24 @@ BLOCK_COVERAGE = Theorem(
             "0.33.0: mask of cdiv(W+e-1,b) blocks, at h = n - 1 with F | n",
             "historic",
             _hole_claim(),
-            {"m": 1, "f": 4, "b": 16, "k": 2, "p": 0, "W": 17, "e": 0, "i": 2},
+            {"m": 2, "f": 4, "b": 16, "k": 2, "p": 0, "W": 17, "e": 0, "i": 6},
             _tell_hole,
+            ("f", "b", "k"),
+        ),
+        Refutation(
+            "0.33.0: hits that are multiples of t but not of F, in a group with drop",
+            "historic",
+            _between_claim(),
+            {"g": 3, "f": 4, "b": 16, "k": 2, "W": 16, "e": 1, "i": 5},
+            _tell_between,
             ("f", "b", "k"),
         ),
     ),
     (_STORE,),
     (
+        "Hits that are no multiple of F do occur without eviction: in a group with drop, lookup finds a "
+        "run that ends inside a segment (the third formula refuted). Rounding such a hit down to F would "
+        "restore the theorem; the corrected mask does not.",
         "0.33.0 at h = n - 1, F | n, b | W + e - 1, b*k not dividing W + e - 1: the hit is admitted, "
         "since the store names the chunk for its other blocks, and its first readable block may be a "
         "hole.",
@@ -409,6 +454,12 @@ def _found_last(name: str, need: Need, condition: bool) -> Claim:
     )
 
 
+def _worth(last: Claim) -> Claim:
+    """The claim at h = n - 1 where that is worth loading."""
+    worth = Hypothesis("n > F, n > t", lambda g, m: both(g >= 2, m >= 2))
+    return replace(last, hypotheses=(worth, *last.hypotheses))
+
+
 def _found_dropping(name: str, need: Need, condition: bool) -> Claim:
     """Every chunk that lookup asks for at h = m*F, and the one past it, was stored, in a group with drop; F
     = r*t.
@@ -513,12 +564,12 @@ AGREEMENT = Theorem(
     "store and lookup agree",
     "coverage",
     "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that "
-    "the drop rule allows is found. Multiples of F, no drop: iff cdiv(h,t)*t <= n, W + e >= 2, and not "
-    "(e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, t | F, with drop: "
-    "iff h + t <= n and not (e = 0, t | W - 1, and at least k blocks a segment unkept, or k - 1 >= 1 of "
-    "them at h = F). h = n - 1, F | n, t | n, t >= 2: iff W + e >= 2 and not (t | W + e - 1, at least k "
-    "blocks a segment unkept). With a Mamba chunk that is a multiple of F only multiples of F arise. A "
-    "mask of cdiv(W + e, b) blocks loses nothing.",
+    "the drop rule allows is found. Multiples of F, no drop: iff h >= t, cdiv(h,t)*t <= n, W + e >= 2, "
+    "and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, t | F, with "
+    "drop: iff h + t <= n and not (e = 0, t | W - 1, and at least k blocks a segment unkept, or k - 1 >= "
+    "1 of them at h = F). h = n - 1, F | n, t | n, t >= 2: iff n > F, n > t, W + e >= 2 and not (t | W + "
+    "e - 1, at least k blocks a segment unkept). With a Mamba chunk that is a multiple of F only "
+    "multiples of F arise. A mask of cdiv(W + e, b) blocks loses nothing.",
     (
         _found_aligned("h = m*F: found if", cov.store_need_blocks, True),
         Claim(
@@ -592,6 +643,19 @@ AGREEMENT = Theorem(
             Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda m, r, k, w: both(m == 1, r == w + 1, k >= 2)),
         ),
         Claim(
+            "a hit m*F gains a chunk of full attention, and one of the window group iff h >= t; so does "
+            "n - 1 iff n > F, n > t",
+            (v.m, v.F, v.t, v.n),
+            lambda m, F, t, n: both(
+                cov.worth_loading(m * F, 0, F),
+                iff(cov.worth_loading(m * F, 0, t), m * F >= t),
+                iff(cov.worth_loading(n - 1, 0, F), n > F),
+                iff(cov.worth_loading(n - 1, 0, t), n > t),
+            ),
+            (),
+            lambda m, F, t, n: (lemmas.nonnegative(m - 1, F),),
+        ),
+        Claim(
             "the largest hit that full attention allows: n - 1 if F | n, else the last multiple of F; "
             "with its drop, F less than the last multiple",
             (v.n, v.F, v.d),
@@ -637,7 +701,7 @@ AGREEMENT = Theorem(
         Refutation(
             "0.33.0: h = n - 1 is found when F | n (t | W + e - 1)",
             "historic",
-            _found_last("h = n - 1: found, release 0.33.0", cov.store_need_blocks, False),
+            _worth(_found_last("h = n - 1: found, release 0.33.0", cov.store_need_blocks, False)),
             {"g": 16, "m": 4, "f": 4, "b": 16, "k": 1, "W": 32, "e": 1, "j": 13},
             _tell_lost("0.33.0", 1),
             ("f", "b", "k"),
