@@ -393,6 +393,7 @@ class World:
         transfer.reported.add(rank)
         self.witness("reports_of_two_ranks_cross", self.crosses(transfer, rank))
         self.witness("transfer_failed", not ok)
+        self.lost_host |= not ok
         if len(transfer.reported) == len(self.ranks):
             del self.transfers[transfer.job]
         self.ask(lambda: self.policy.on_report(transfer.job, rank, ok))

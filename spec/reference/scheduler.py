@@ -13,7 +13,7 @@ from collections import Counter
 from math import lcm
 from typing import Any
 
-from spec.arith import align
+from spec.arith import align, coverage
 from spec.arith.division import round_down
 from spec.book import Book, Key, Request, Status
 from spec.chains import Chains
@@ -418,9 +418,6 @@ class Reference:
             if self.decide.touches_hit_first():
                 self.adopt(request, g, pairs, total)
             plan.published[g] = local // self.config.groups[g].block_tokens
-            plan.next_chunk[g] = (
-                total // offload.chunk(self, self.config.groups[g]) if self.config.offload else 0
-            )
         for g, col, block in tail:
             if self.decide.copies_adopted_tail(block):
                 self.do(("adopt", uid, g, -1, block))
@@ -483,7 +480,8 @@ class Reference:
                         total + q + tables.lookahead_tokens(self.config),
                         request.prompt + self.plans[request.uid].outputs,
                     )
-                    taken += -(-max(upto, total + q) // group.block_tokens) - lengths[g]
+                    held = max(lengths[g], tables.first_kept_column(self, group, total))
+                    taken += coverage.blocks_of(max(upto, total + q), group.block_tokens) - held
         return taken <= len(self.book.free)
 
     def start(self, message: Message, request: Request, c: int, budget: int) -> int:

@@ -136,7 +136,8 @@ def new_columns(
     plan = ref.plans[request.uid]
     if group.kind is not Kind.MAMBA:
         upto = min(c + q + lookahead_tokens(config), request.prompt + plan.outputs)
-        return [], list(range(length, coverage.blocks_of(max(upto, c + q), group.block_tokens)))
+        first = max(length, first_kept_column(ref, group, c))  # a hit may leave nothing to hold before it
+        return [], list(range(first, coverage.blocks_of(max(upto, c + q), group.block_tokens)))
     required = align.required_columns(c, q, group.block_tokens, config.drafts)
     if required <= length:
         return [], []
