@@ -92,7 +92,9 @@ class Narrator:
 
     # -- ownership -------------------------------------------------------------------------------------
     def _columns(self, group: list[Event]) -> str:
-        return f"{who(group[0][1])} {self.group(group[0][2])}[{span([e[3] for e in group])}]"
+        # A negative column is a reference outside the table: the other side of a copy-on-write.
+        columns = "copy" if group[0][3] < 0 else span([e[3] for e in group])
+        return f"{who(group[0][1])} {self.group(group[0][2])}[{columns}]"
 
     def _alloc(self, group: list[Event]) -> Iterator[Line]:
         yield Line(BLOCKS, f"{self._columns(group)} = fresh {several('block', [e[4] for e in group])}")
@@ -348,8 +350,10 @@ def _belongs(group: list[Event], event: Event) -> bool:
     if first[0] == "exec":
         if kind == "exec" and first[3] == "Begin" and event[:3] == first[:3]:
             return bool(event[3] == ("Begin" if group[-1][0] == "end" else "End"))
-        return SCHEMA[kind][0] == EFFECT and kind not in ("exec", "breach")
+        return SCHEMA[kind][0] == EFFECT and kind != "exec" and (kind != "breach" or first[3] != "Begin")
     if kind != first[0] or kind not in TOGETHER:
+        return False
+    if kind in ("alloc", "adopt", "drop") and (first[3] < 0) != (event[3] < 0):
         return False
     return all(first[i] == event[i] for i in TOGETHER[kind])
 

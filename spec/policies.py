@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spec.arith import coverage
 from spec.chains import Chains
-from spec.config import Config
+from spec.config import Config, Group
 from spec.ops import Deref
 from spec.policy import Policy
 from spec.reference import Decisions, Reference
@@ -22,13 +23,22 @@ def deciding(decide: Decisions) -> PolicyFactory:
     return lambda config, chains: Reference(config, chains, decide)
 
 
+def _lookup_without_extra(group: Group, hit: int, local: int, chunk: int) -> int:
+    window = coverage.lookup_window_chunks_v0_30(hit, group.window_tokens, chunk)
+    return coverage.first_checked_chunk(hit, local, window, chunk)
+
+
 #: name -> factory; ``fault:NAME`` is the reference with one decision replaced by what code in the field did
 POLICIES: dict[str, PolicyFactory] = {
     "reference": Reference,
-    # https://github.com/vllm-project/vllm/issues/54173: late copies find their table row by batch index
-    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("source", index))),
-    # A fence that the first report lifts although other ranks still copy.
+    # https://github.com/vllm-project/vllm/issues/54173: late copies walk the gathered tables by batch index
+    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("gathered", index))),
+    # https://github.com/vllm-project/vllm/issues/56701: lookup counts the window, not the tokens a drafter re-reads
+    "fault:lookup-without-extra": deciding(Decisions(lookup_first=_lookup_without_extra)),
+    # The first rank's report lifts the fences, although other ranks still read the blocks.
     "fault:fence-dropped-early": deciding(Decisions(fence_done=lambda waiting: True)),
+    # The first rank's report settles the transfer, although other ranks have not copied.
+    "fault:ready-after-first-report": deciding(Decisions(job_done=lambda waiting: True)),
 }
 
 

@@ -100,7 +100,7 @@ class _Reducer:
                 return self.rename(best)
 
     def delete(self, best: Choices) -> Choices:
-        """Delete chunks of halving size, from the end (what is late is most often noise), down to one choice."""
+        """Delete chunks of halving size, from the end (late choices are most often noise), down to one."""
         size = max(1, len(best) // 2)
         while True:
             changed = False
