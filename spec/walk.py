@@ -176,8 +176,8 @@ def walk_once(
         choice = adversary.draw(world)
         if choice is not None and world.choose(choice):
             made.append(choice)
-    if world.verdict is None:
-        world.quiet()
+    if world.choose(("quiet",)):
+        made.append(("quiet",))
     return Run(config, number, options, made, world)
 
 
