@@ -134,6 +134,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "u": _USER,
     "tokens": _TOKENS,
     "new": _TOKENS,
+    "blocks": _TOKENS,
     "chunks": (_chunks, "a list of chunks [[group, tokens, prefix], place, [block, ...]]"),
     "why": _NAME,
     "state": _one_of("writing", "ready", "released", "gone"),
@@ -142,6 +143,28 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rule": _NAME,
     "mark": _one_of("consequence", "discipline"),
     "text": _NAME,
+}
+
+
+#: short field names, for the documentation of the trace file
+MEANING = {
+    "u": "a request incarnation: the client's name, and how often it has been used",
+    "g": "index of a cache group",
+    "col": "logical column of a request's block table; negative: a reference outside the table",
+    "b": "block id, 0 the null block",
+    "n": "tokens that end there",
+    "prefix": "number of a token prefix; equal prefixes, equal numbers",
+    "c": "position of the first token computed",
+    "q": "query tokens, drafts included",
+    "d": "drafts among them",
+    "j": "number of a transfer",
+    "r": "rank of a worker",
+    "s": "batch slot",
+    "ops": "operations to run, 0: until the stream blocks",
+    "family": "which tokens: a shared prefix `0` to `3`, or a client's name to continue its conversation",
+    "place": "host chunk",
+    "torn": "pages that were not delivered because source or target changed meanwhile",
+    "upto": "tokens read",
 }
 
 

@@ -173,6 +173,12 @@ class Narrator:
     def _done(self, group: list[Event]) -> Iterator[Line]:
         yield Line(REQUESTS, f"step {group[0][1]} is processed", minor=True)
 
+    def _handoff(self, group: list[Event]) -> Iterator[Line]:
+        for _, uid, g, blocks in group:
+            yield Line(
+                BLOCKS, f"{who(uid)} hands its {self.group(g)} table to the connector: {span(blocks)}", True
+            )
+
     # -- offload ---------------------------------------------------------------------------------------
     def _look(self, group: list[Event]) -> Iterator[Line]:
         chunks = several("chunk", [e[3] for e in group])

@@ -33,7 +33,7 @@ POLICIES: dict[str, PolicyFactory] = {
     "reference": Reference,
     # https://github.com/vllm-project/vllm/issues/54173: late copies walk the gathered tables by batch index
     "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("gathered", index))),
-    # https://github.com/vllm-project/vllm/issues/56701: lookup counts the window, not the tokens a drafter re-reads
+    # https://github.com/vllm-project/vllm/issues/56701: lookup counts the window, not what a drafter re-reads
     "fault:lookup-without-extra": deciding(Decisions(lookup_first=_lookup_without_extra)),
     # The first rank's report lifts the fences, although other ranks still read the blocks.
     "fault:fence-dropped-early": deciding(Decisions(fence_done=lambda waiting: True)),

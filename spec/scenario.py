@@ -276,7 +276,8 @@ def spoken(line: Line) -> str:
 def run(scenario: Scenario) -> tuple[str, list[str]]:
     """The file as it should read, and what went otherwise than the scenario expects.
 
-    Raises :class:`ScenarioError` for a line that cannot be read, ``PolicyNameError`` for an unknown policy."""
+    Raises :class:`ScenarioError` for a line that cannot be read, ``PolicyNameError`` for an unknown policy.
+    """
     stage = Stage(scenario.config, scenario.policy)
     out: list[str] = []
     wrong: list[str] = []
