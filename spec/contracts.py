@@ -1,14 +1,15 @@
 """What a right answer is, whoever gives it: one contract for each question that a policy is asked.
 
-**Why.**  Two right policies part at the first block id or preemption victim, so answers cannot be compared for
-equality.  A contract judges one answer on what the asked process knows, and says why it is refused, or nothing.
-It is weaker than the reference: it says which blocks *may* be allocated, not which; what a hit must be backed by,
-not how long it is.
+**Why.** Two right policies part at the first block id or preemption victim, so answers cannot be compared
+for equality.  A contract judges one answer on what the asked process knows, and says why it is refused,
+or nothing.  It is weaker than the reference: it says which blocks *may* be allocated, not which; what a
+hit must be backed by, not how long it is.
 
-**Views.**  A :class:`SchedulerView` is the book before the answer and what the scheduler was told before; a
-:class:`~spec.rankview.RankView` is what one worker's host process knows.  Neither holds a ghost, the progress of a
-stream, or another rank.  Rules of the model that read nothing else are judged on the view by the very same functions
-(:data:`SHARED_RULES`), and every guard of the core protocol is asked through the book.
+**Views.** A :class:`SchedulerView` is the book before the answer and what the scheduler was told before;
+a :class:`~spec.rankview.RankView` is what one worker's host process knows.  Neither holds a ghost, the
+progress of a stream, or another rank.  Rules of the model that read nothing else are judged on the view
+by the very same functions (:data:`SHARED_RULES`), and every guard of the core protocol is asked through
+the book.
 
 ``allowed(view, question, answer)`` leaves the view alone; :func:`follow` also lets it learn the answer.
 """
@@ -16,8 +17,8 @@ stream, or another rank.  Rules of the model that read nothing else are judged o
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from spec.arith import align, coverage
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 Question = tuple[Any, ...]
 """(name of the policy's method, its arguments ...), ``worker_program`` excepted: see ``spec.rankview``."""
 
-#: Rules that read only what the scheduler knows, by the decision that they are judged at.  ``demand_within_lookup`` and
-#: ``load_xor_store`` are left out on purpose: a policy may be right without them.
+#: Rules that read only what the scheduler knows, by the decision that they are judged at.
+#: ``demand_within_lookup`` and ``load_xor_store`` are left out on purpose: a policy may be right without them.
 SHARED_RULES: dict[str, tuple[str, ...]] = {
     "move": ("relocates_only_exclusive_scratch",),
     "job": ("recurrent_store_by_hand_off", "loads_only_ready_chunks"),
@@ -48,7 +49,8 @@ SHARED_RULES: dict[str, tuple[str, ...]] = {
 KINDS: dict[str, frozenset[str]] = {
     "on_arrive": frozenset({"enqueue"}),
     "schedule": frozenset(
-        "alloc adopt move drop publish evict copy zero hit defer start row preempt look job flush tier step".split()
+        "alloc adopt move drop publish evict copy zero hit defer start row preempt".split()
+        + "look job flush tier step".split()
     ),
     "on_output": frozenset("tokens publish evict finish handoff drop job tier flush done".split()),
     "on_report": frozenset("unfence tier publish evict preempt drop".split()),
@@ -72,7 +74,8 @@ class KnownJob:
 class SchedulerView:
     """What the scheduler process knows: the book, what clients asked for, its transfers.
 
-    It also answers to the names that rules read (``book``, ``config``, ``mamba_groups``) and collects what they find."""
+    It also answers to the names that rules read (``book``, ``config``, ``mamba_groups``) and collects
+    what they find."""
 
     config: Config
     book: Book
@@ -113,7 +116,8 @@ class SchedulerView:
         """A view that can be changed without this one; configuration and prefixes are shared."""
         return replace(
             self, book=copy_book(self.book), outputs=dict(self.outputs), jobs=dict(self.jobs),
-filled={u: dict(columns) for u, columns in self.filled.items()}, sampled_in=dict(self.sampled_in), untold=dict(self.untold),
+filled={u: dict(columns) for u, columns in self.filled.items()}, sampled_in=dict(self.sampled_in),
+untold=dict(self.untold),
             fresh={}, evicted={}, copied={}, rows={}, written={}, crossed={}, found=None,
         )  # fmt: skip
 
@@ -190,7 +194,7 @@ def _states(view: SchedulerView) -> str | None:
     return None
 
 
-# -- one decision ----------------------------------------------------------------------------------------------
+# -- one decision ----------------------------------------------------------------------------------------
 def _before(view: SchedulerView, question: Question, event: Event) -> str | None:
     """Why this decision is refused, before it is applied."""
     kind = event[0]
@@ -409,7 +413,10 @@ def _row(view: SchedulerView, _: Question, u: UserId, c: int, q: int, d: int) ->
     elif d and c + q - d < request.known:
         return f"{u} drafts after position {c + q - d}, but {request.known} tokens are known"
     if c + q >= request.known and request.flying and step < view.sampled_in.get(u, -config.pp) + config.pp:
-        return f"{u} samples in step {step}; the tokens of step {view.sampled_in[u]} are not at the first stage yet"
+        return (
+            f"{u} samples in step {step}; the tokens of step {view.sampled_in[u]} are not at the "
+            f"first stage yet"
+        )
     used = sum(tokens for _, tokens, _ in view.rows.values()) + q
     if used > config.step_tokens:
         return f"the step computes {used} tokens, more than {config.step_tokens}"
@@ -537,7 +544,7 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
 }
 
 
-# -- the whole answer ------------------------------------------------------------------------------------------
+# -- the whole answer ------------------------------------------------------------------------------------
 def _arrive_whole(view: SchedulerView, question: Question, decisions: list[Event]) -> str | None:
     arrival: Arrival = question[1]
     want = [("enqueue", arrival.uid, arrival.tokens)]
@@ -560,14 +567,18 @@ def _schedule_whole(view: SchedulerView, question: Question, decisions: list[Eve
 
 
 def _keys_follow_copies(view: SchedulerView, decisions: list[Event]) -> str | None:
-    """A key goes to a copy only if the copied block carried it; nothing is published beyond what is scheduled."""
+    """A key goes to a copy only if the copied block carried it; nothing is published beyond what is
+    scheduled."""
     for event in decisions:
         if event[0] == "publish" and event[3] in view.book.requests[event[1]].retained:
             source = view.copied.get(event[3], NULL)
             if view.evicted.get(source, view.book.core.key.get(source)) != (event[2], event[4], event[5]):
                 return f"{event[1]} publishes block {event[3]}, which is no copy of a block under that key"
         elif event[0] == "publish" and event[4] > view.book.requests[event[1]].computed:
-            return f"{event[1]} publishes {event[4]} tokens; {view.book.requests[event[1]].computed} are scheduled"
+            return (
+                f"{event[1]} publishes {event[4]} tokens; {view.book.requests[event[1]].computed} are "
+                f"scheduled"
+            )
     return None
 
 
@@ -587,7 +598,10 @@ def _overwrites(view: SchedulerView, u: UserId) -> str | None:
             if state and key and key[1] != c + q:
                 return f"{u} overwrites block {held}, published as the state of {key[1]} tokens"
             if not state and shared and (key is None or key[1] < min(c + q, (col + 1) * block)):
-                return f"{u} writes past the {key[1] if key else 0} published tokens of block {held}, which others hold"
+                return (
+                    f"{u} writes past the {key[1] if key else 0} published tokens of block {held}, "
+                    f"which others hold"
+                )
     return None
 
 

@@ -1,11 +1,12 @@
 """What a right worker program is: the contract of ``worker_program``, judged on what one worker's host knows.
 
-A worker's host knows the messages that it was sent and the operations that it has enqueued, in their order;
-it does not know how far a stream has come, what memory holds, or what another rank does.  So the contract reads
-a program as the device will: main-stream operations one after another, table rows as they will be when each
-runs.  It demands that every scheduled row is computed once, through its request's own blocks; that rows are set, then
-gathered, then used; that padded rows are null; that late work belongs to the occupant it was enqueued for; that
-transfers are submitted, and flushed ones waited for before anything writes what they read.
+A worker's host knows the messages that it was sent and the operations that it has enqueued, in their
+order; it does not know how far a stream has come, what memory holds, or what another rank does.  So the
+contract reads a program as the device will: main-stream operations one after another, table rows as they
+will be when each runs.  It demands that every scheduled row is computed once, through its request's own
+blocks; that rows are set, then gathered, then used; that padded rows are null; that late work belongs to
+the occupant it was enqueued for; that transfers are submitted, and flushed ones waited for before
+anything writes what they read.
 
 Sources: vLLM ``v1/worker/gpu/model_runner.py``, ``v1/worker/gpu_model_runner.py``,
 ``distributed/kv_transfer/kv_connector/v1/offloading/worker.py``.
@@ -89,7 +90,8 @@ class StepOrders:
 
 
 def orders(view: SchedulerView, decisions: list[Event]) -> StepOrders:
-    """The orders of a ``schedule`` answer that the view has just followed; its new transfers count as told."""
+    """The orders of a ``schedule`` answer that the view has just followed; its new transfers count as
+    told."""
     by_kind: dict[str, list[Event]] = {}
     for event in decisions:
         by_kind.setdefault(event[0], []).append(event)
@@ -114,7 +116,8 @@ def orders(view: SchedulerView, decisions: list[Event]) -> StepOrders:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows that the device will have once it has run what is enqueued; the form that operations address."""
+    """The rows that the device will have once it has run what is enqueued; the form that operations
+    address."""
 
     tables: dict[str, list[list[list[int]]]]
     accepted: list[int]
@@ -254,7 +257,7 @@ class _Reader:
             {b for _, _, subs in known.chunks for b in subs if b} if known and known.way == "store" else set()
         )
 
-    # -- rows and tables ---------------------------------------------------------------------------------------
+    # -- rows and tables ---------------------------------------------------------------------------------
     def rows(self, stream: str, op: Op) -> None:
         """Operations that only move rows do to the view what they will do to the device."""
         op.run(cast("World", self.view), cast("Rank", self.view))
@@ -315,7 +318,7 @@ class _Reader:
                         f"{column(found, col)}; it is block {want}"
                     )
 
-    # -- the model ---------------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------------
     def forward(self, stream: str, op: Forward) -> None:
         """Every scheduled row once, in its occupant's slot, through its own blocks; padding is null."""
         view, orders = self.view, self.orders
@@ -337,7 +340,8 @@ class _Reader:
                 continue
             if row.tokens != order.q or (order.d and not row.decode) or (not order.samples and row.decode):
                 view.refuse(
-                    f"the forward computes {row.tokens} tokens of {row.uid}, not {order.q}, or as another kind"
+                    f"the forward computes {row.tokens} tokens of {row.uid}, not {order.q}, or as "
+                    f"another kind"
                 )
             due = [
                 s
@@ -385,7 +389,8 @@ class _Reader:
         self.done.add("sample")
 
     def post(self, stream: str, op: PostProcess) -> None:
-        """Each row once; unmasked exactly while the occupant of its step is still there; through its own row."""
+        """Each row once; unmasked exactly while the occupant of its step is still there; through its own
+        row."""
         view, owed = self.view, self.view.owed.get(op.step, {})
         for index, slot, operand in op.rows:
             due = owed.pop(index, None)
@@ -403,7 +408,8 @@ class _Reader:
             view.owed.pop(op.step, None)
 
     def own_states(self, step: int, order: RowOrder, operand: TableRow, slot: int) -> None:
-        """Whatever row the operand names, it must show the blocks of the slot's row where the step left states."""
+        """Whatever row the operand names, it must show the blocks of the slot's row where the step left
+        states."""
         for g in self.mamba:
             found, want = self.view.row(operand, g), self.view.memory.tables["source"][g][slot]
             if any(column(found, col) != column(want, col) for col in self.state_columns(order, g)):
@@ -412,7 +418,8 @@ class _Reader:
                 )
 
     def seed(self, stream: str, op: SetSlot) -> None:
-        """A new occupant goes on from its own count, one accepted token, and the column that holds its state."""
+        """A new occupant goes on from its own count, one accepted token, and the column that holds its
+        state."""
         order = self.order_in(op.slot)
         if order is None:
             self.view.refuse(f"slot {op.slot} is seeded, but its occupant is not scheduled")
@@ -424,7 +431,8 @@ class _Reader:
         )
         if (op.accepted, op.state, op.computed) != (1, state, order.c):
             self.view.refuse(
-                f"{order.uid} starts from {op.computed} tokens, {op.accepted} accepted, state column {op.state}; "
+                f"{order.uid} starts from {op.computed} tokens, {op.accepted} accepted, state "
+                f"column {op.state}; "
                 f"it has {order.c} tokens and its state is in column {state}"
             )
 
@@ -433,7 +441,7 @@ class _Reader:
         if "sample" not in self.done:
             self.view.refuse("the drafter runs before the step is sampled")
 
-    # -- transfers ---------------------------------------------------------------------------------------------
+    # -- transfers ---------------------------------------------------------------------------------------
     def begin(self, stream: str, op: Begin) -> None:
         """A transfer is submitted once, after what fills its source and before what reads its target."""
         view = self.view
@@ -463,7 +471,7 @@ class _Reader:
             self.view.refuse(f"the main stream waits for transfer {op.job}, which is not submitted")
         self.waited.add(op.job)
 
-    # -- accepted counts of the v1 runner ----------------------------------------------------------------------
+    # -- accepted counts of the v1 runner ----------------------------------------------------------------
     def host_rows(self, stream: str, op: HostRows) -> None:
         """The host rewrites its rows."""
         self.rewritten.add(op.buffer)
@@ -479,10 +487,11 @@ class _Reader:
             occupancy = self.view.slots.get(row)
             if occupancy is not None and op.step and then != seats.get(occupancy, -1):
                 self.view.refuse(
-                    f"{occupancy[0]} in row {row} takes the count of row {then}; it sat in {seats.get(occupancy, -1)}"
+                    f"{occupancy[0]} in row {row} takes the count of row {then}; it sat in "
+                    f"{seats.get(occupancy, -1)}"
                 )
 
-    # -- the end of the program --------------------------------------------------------------------------------
+    # -- the end of the program --------------------------------------------------------------------------
     def close(self) -> None:
         """What must have been enqueued by now."""
         view, orders = self.view, self.orders

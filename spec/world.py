@@ -142,7 +142,7 @@ class World:
         self.config = config
         self.chains = Chains()
         self.policy = policy(config, self.chains)
-        self.book = Book.empty(config, self.chains)
+        self.book: Book = Book.empty(config, self.chains)
         self.mamba_groups = tuple(i for i, g in enumerate(config.groups) if g.kind is Kind.MAMBA)
         self.mamba_block = config.groups[self.mamba_groups[0]].block_tokens if self.mamba_groups else 0
         columns = tuple(table_columns(config, i) for i in range(len(config.groups)))

@@ -22,6 +22,7 @@ from spec.events import Event
 from spec.ops import UserId
 from spec.policy import Answer, Arrival, Output, Program
 from spec.reference import offload, tables
+from spec.reference.absorb import absorb
 from spec.reference.decisions import Decisions
 from spec.reference.plan import JobState, Message, Plan, RowMessage
 from spec.reference.worker import Worker
@@ -79,10 +80,9 @@ class Reference:
         decisions, self.out = self.out, []
         return Answer(decisions, message)
 
-    def absorb(self, decisions: list[Event]) -> None:
-        """Follow decisions that another policy took."""
-        for event in decisions:
-            self.book.apply(event)
+    def absorb(self, question: tuple[Any, ...], decisions: list[Event]) -> Message | None:
+        """Follow another policy's answer to a question; for ``schedule``, the message that goes with it."""
+        return absorb(self, question, decisions)
 
     def allocate(self, request: Request, g: int, col: int) -> int:
         """The next free block becomes a column; a key it still carries is evicted, fenced stores on it are

@@ -1,0 +1,259 @@
+"""Lockstep: an implementation drives a world while its answers are judged and the reference follows.
+
+``World(config, lockstep(factory))`` runs the implementation's answers.  Each answer is judged by the
+contract of its question on the view before it; then the reference, which has absorbed every earlier
+answer, is asked the same question on the same view.  Differences are compared up to renaming of blocks,
+transfers and host places, and classified:
+
+* **same**: the reference takes the same decisions;
+* **equally right**: the contract allows the answer; it decides otherwise than the reference;
+* **stricter**: allowed, and wherever it differs it does less (fewer tokens, shorter hits, more flushes);
+* **wrong**: the contract refuses it.
+
+What is no decision cannot be absorbed: the reference forgets which chunks the other policy has offered to
+a tier that has since evicted them, and would offer those again.  Differences are reported, not raised:
+whether a wrong answer does harm is for the world's invariants to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from spec.book import Book
+from spec.chains import Chains
+from spec.config import Config
+from spec.contracts import Question, SchedulerView, follow
+from spec.events import SCHEMA, Event
+from spec.ops import Begin, Forward, UserId, Wait
+from spec.policy import Answer, Arrival, Output, Policy, PolicyError, Program
+from spec.rankview import RankView, StepOrders, follow_program, orders
+from spec.reference import Reference
+from spec.reference.plan import Message
+
+SAME, EQUAL, STRICTER, WRONG = "same", "equally right", "stricter", "wrong"
+
+#: fields that hold names which a policy is free to pick
+_NAMES = {"b": "block", "src": "block", "dst": "block", "j": "job", "place": "place"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One question on which the implementation and the reference part, or which the contract refuses."""
+
+    question: str
+    kind: str
+    text: str
+
+
+def renamed(decisions: list[Event]) -> list[Event]:
+    """Decisions with blocks, transfers and places numbered in the order of their first use."""
+    names: dict[tuple[str, int], int] = {}
+
+    def name(kind: str, value: int) -> int:
+        return names.setdefault((kind, value), len(names)) if value else 0
+
+    result: list[Event] = []
+    for event in decisions:
+        fields: list[Any] = [event[0]]
+        for label, value in zip(SCHEMA[event[0]][1], event[1:], strict=True):
+            if label in _NAMES:
+                value = name(_NAMES[label], value)
+            elif event[0] == "job" and label == "chunks":
+                value = tuple(
+                    (k, name("place", p), tuple(name("block", b) for b in subs)) for k, p, subs in value
+                )
+            fields.append(value)
+        result.append(tuple(fields))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """What an answer achieves, whatever names it uses.  ``more`` is what stricter answers have less of."""
+
+    more: dict[str, dict[Any, int]]
+    less: Counter[str]  # what stricter answers have more of
+
+    @classmethod
+    def of(cls, decisions: list[Event]) -> Gains:
+        """Tokens scheduled, hits, keys published, chunks stored; flushes, deferrals, preemptions."""
+        more: dict[str, dict[Any, int]] = {
+            "row": {},
+            "hit": {},
+            "publish": {},
+            "store": {},
+            "load": {},
+            "drop": {},
+        }
+        less: Counter[str] = Counter()
+        for event in decisions:
+            kind = event[0]
+            if kind == "row":
+                more[kind][event[1]] = event[3]
+            elif kind == "hit":
+                more[kind][event[1]] = event[3]
+            elif kind == "publish":
+                more[kind][event[2], event[4], event[5]] = 1
+            elif kind == "drop":
+                more[kind][event[1], event[2], event[3]] = 1
+            elif kind == "job":
+                more[event[2]].update({key: 1 for key, _, _ in event[4]})
+            elif kind in ("flush", "defer", "preempt", "zero"):
+                less[kind] += 1
+        return cls(more, less)
+
+    def compare(self, other: Gains) -> tuple[bool, list[str]]:
+        """Whether this never does more than ``other``, and where the two differ."""
+        stricter, texts = True, []
+        for what, mine in self.more.items():
+            theirs = other.more[what]
+            for item in dict.fromkeys([*mine, *theirs]):
+                one, two = mine.get(item, 0), theirs.get(item, 0)
+                if one != two:
+                    stricter &= one < two
+                    texts.append(f"{what} {item}: {one}, reference {two}")
+        for what in dict.fromkeys([*self.less, *other.less]):
+            if self.less[what] != other.less[what]:
+                stricter &= self.less[what] > other.less[what]
+                texts.append(f"{self.less[what]} {what}, reference {other.less[what]}")
+        return stricter, texts
+
+
+def classify(own: list[Event], reference: list[Event], refused: str | None) -> tuple[str, str]:
+    """The class of a difference and what it is."""
+    if refused:
+        return WRONG, refused
+    if renamed(own) == renamed(reference):
+        return SAME, ""
+    stricter, texts = Gains.of(own).compare(Gains.of(reference))
+    if not texts:
+        return EQUAL, "the same decisions in another order, or about other columns"
+    return (STRICTER if stricter else EQUAL), "; ".join(texts)
+
+
+def program_gains(program: Program) -> tuple[Any, ...]:
+    """What a worker program does, whatever slots and order it picks."""
+    forwards = [
+        sorted((row.uid, row.tokens, row.decode) for row in op.rows)
+        for _, op in program
+        if isinstance(op, Forward)
+    ]
+    waits = sorted(op.job for _, op in program if isinstance(op, Wait))
+    return forwards, waits, sorted(op.job for _, op in program if isinstance(op, Begin))
+
+
+@dataclass(slots=True)
+class Lockstep:
+    """A policy that passes questions on, judges the answers and lets the reference follow."""
+
+    config: Config
+    policy: Policy
+    view: SchedulerView
+    reference: Reference
+    ranks: list[RankView]
+    found: list[Difference] = field(default_factory=list)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (question, class) -> answers
+    orders: StepOrders | None = None
+    message: Message | None = None
+    lost: str | None = None  # why the reference no longer follows: a wrong answer led it where it cannot be
+
+    def ask(self, question: Question) -> Answer:
+        """Pass a question on; judge, compare, follow."""
+        answer: Answer = getattr(self.policy, question[0])(*question[1:])
+        refused = follow(self.view, question, answer)
+        want: list[Event] = []
+        if self.lost is None:
+            try:
+                want = self.would_answer(question)
+                self.message = self.reference.absorb(question, answer.decisions)
+            except (PolicyError, KeyError, ValueError, IndexError, StopIteration) as error:
+                if refused is None and not self.counts[question[0], WRONG]:
+                    raise
+                self.lost = f"after a refused answer to {question[0]}: {error!r}"
+        kind, text = classify(answer.decisions, want, refused)
+        self.note(question[0], kind if self.lost is None or refused else EQUAL, text)
+        return answer
+
+    def would_answer(self, question: Question) -> list[Event]:
+        """The reference's answer to the question, without taking it."""
+        shared = {id(self.config): self.config, id(self.reference.book.chains): self.reference.book.chains}
+        fork = deepcopy(self.reference, shared)
+        answer: Answer = getattr(fork, question[0])(*question[1:])
+        return answer.decisions
+
+    def note(self, question: str, kind: str, text: str) -> None:
+        """Count an answer; keep what differs."""
+        self.counts[question, kind] += 1
+        if kind != SAME:
+            self.found.append(Difference(question, kind, text))
+
+    def report(self) -> list[str]:
+        """One line a question and class, and the first example of each."""
+        lines = []
+        for (question, kind), count in sorted(self.counts.items()):
+            example = next((d.text for d in self.found if (d.question, d.kind) == (question, kind)), "")
+            lines.append(f"{question:16} {kind:14} {count:6}  {example}".rstrip())
+        return lines
+
+    # -- the seven questions -------------------------------------------------------------------------------
+    def on_arrive(self, arrival: Arrival) -> Answer:
+        """Passed on."""
+        return self.ask(("on_arrive", arrival))
+
+    def schedule(self) -> Answer:
+        """Passed on; the step's orders are kept for the worker programs."""
+        answer = self.ask(("schedule",))
+        self.orders = orders(self.view, answer.decisions)
+        return answer
+
+    def worker_program(self, rank: int, message: Any) -> Program:
+        """Passed on; the reference worker gets the message that the reference would have sent."""
+        program = self.policy.worker_program(rank, message)
+        assert self.orders is not None
+        refused = follow_program(self.ranks[rank], self.orders, program)
+        text = ""
+        kind = WRONG if refused else SAME
+        if self.lost is None and self.message is not None:
+            own, want = (
+                program_gains(program),
+                program_gains(self.reference.worker_program(rank, self.message)),
+            )
+            if kind is SAME and own != want:
+                kind, text = EQUAL, f"{own}, reference {want}"
+        self.note("worker_program", kind, refused or text)
+        return program
+
+    def on_output(self, output: Output) -> Answer:
+        """Passed on."""
+        return self.ask(("on_output", output))
+
+    def on_report(self, job: int, rank: int, ok: bool) -> Answer:
+        """Passed on."""
+        return self.ask(("on_report", job, rank, ok))
+
+    def on_abort(self, uid: UserId) -> Answer:
+        """Passed on."""
+        return self.ask(("on_abort", uid))
+
+    def on_reset(self, scope: str) -> Answer:
+        """Passed on."""
+        return self.ask(("on_reset", scope))
+
+
+def lockstep(factory: Callable[[Config, Chains], Policy]) -> Callable[[Config, Chains], Lockstep]:
+    """A factory for ``World``: the implementation's policy in lockstep with the reference."""
+
+    def make(config: Config, chains: Chains) -> Lockstep:
+        return Lockstep(
+            config,
+            factory(config, chains),
+            SchedulerView.of(config, Book.empty(config, chains)),
+            Reference(config, chains),
+            [RankView.of(config, rank) for rank in range(config.ranks)],
+        )
+
+    return make
