@@ -103,6 +103,9 @@ def refuse_inconsistent(config: Config, lookahead_hashes: bool) -> None:
                 f"hash_lookahead_tokens is {config.hash_lookahead_tokens}, but the drafter reads "
                 f"{lookahead_tokens} tokens ahead"
             )
+    chunked = [group.name for group in config.groups if group.kind is Kind.CHUNKED]
+    if chunked and config.tail_drop:
+        raise ConfigError(f"vLLM has no tail_drop with chunked-local attention: group {chunked[0]}")
     if config.runner == "v1" and config.async_scheduling and config.pp > 1:
         raise ConfigError(f"runner v1 has no asynchronous scheduling at pp = {config.pp}; use pp = 1")
 
@@ -298,6 +301,14 @@ def build(config: Config) -> Built:
         kv_cache_utils.init_none_hash(hash_function)
         _ONCE.add("registered")
     cache = _cache_config(config)
+    # The check that the engine makes at start-up: the pool holds one request of the greatest length.
+    specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+    needed_blocks = 1 + sum(-(-spec.max_memory_usage_bytes(made) // spec.page_size_bytes) for spec in specs)
+    if needed_blocks > config.pool_blocks:
+        raise ConfigError(
+            f"pool_blocks is {config.pool_blocks}, but one request of request_tokens = "
+            f"{config.request_tokens} needs {needed_blocks}, the null block included"
+        )
     scheduler_block, hash_block = kv_cache_utils.resolve_kv_cache_block_sizes(cache, made)
     if (config.prefix_caching or config.offload) and hash_block != config.hash_block_tokens:
         raise ConfigError(f"hash_block_tokens is {config.hash_block_tokens}, but vLLM resolves {hash_block}")

@@ -11,6 +11,7 @@ import json
 import select
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -51,9 +52,12 @@ class Child:
         replies: list[Plain] = self._exchange(questions)
         return replies
 
-    def new(self, config: Config) -> Plain:
-        """A fresh scheduler; :class:`ConfigError` if vLLM would not mean what the configuration says."""
-        reply = self.ask("new", config=asdict(config))
+    def new(self, config: Config, patches: Sequence[str] = ()) -> Plain:
+        """A fresh scheduler; :class:`ConfigError` if vLLM would not mean what the configuration says.
+
+        ``patches`` names mutants or repairs of :mod:`impl.upstream.patches`.
+        """
+        reply = self.ask("new", config=asdict(config), patches=list(patches))
         if "error" in reply:
             raise ConfigError(str(reply["error"]))
         return reply

@@ -6,7 +6,8 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ============ ===================================== ===================================================
 ``ask``      takes                                 answers
 ============ ===================================== ===================================================
-``new``      ``config``: the fields of a Config    ``geometry``; ``state`` in place of ``changed``
+``new``      ``config``: the fields of a Config;   ``geometry``; ``state`` in place of ``changed``
+             ``patches``: names in ``patches``
 ``arrive``   ``request``, ``tokens``,              ``busy`` if the scheduler still holds that id
              ``output_tokens``
 ``schedule`` -                                     ``step``: its number; ``out``: observe.scheduled
@@ -39,9 +40,10 @@ import os
 import sys
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
-from impl.upstream import observe
+from impl.upstream import observe, patches
 from spec.config import Config, ConfigError, Group, Kind
 
 Plain = dict[str, Any]
@@ -424,6 +426,7 @@ class Server:
         self.engine: Engine | None = None
         self.crashed = False
         self.forks: dict[str, Engine] = {}
+        self.undo: list[patches.Undo] = []
 
     def answer(self, question: Plain) -> Plain:
         """One question, one reply; never raises for what vLLM does."""
@@ -434,6 +437,7 @@ class Server:
                 case "new":
                     _LOG.clear()
                     self.engine, self.crashed = None, False
+                    self._patch(arguments.get("patches", ()))
                     engine = Engine(config_from_plain(arguments["config"]))
                     self.engine = engine
                     return {"geometry": engine.geometry, "state": engine.look()["changed"]}
@@ -463,6 +467,15 @@ class Server:
             if crash is None:
                 raise
             return self._crashed(crash)
+
+    def _patch(self, names: Iterable[str]) -> None:
+        """Take the last scheduler's patches back and apply this one's."""
+        while self.undo:
+            self.undo.pop()()
+        for name in names:
+            if name not in patches.KNOWN:
+                raise Misuse(f"unknown patch {name!r}; known: {', '.join(sorted(patches.KNOWN))}")
+            self.undo.append(patches.KNOWN[name]())
 
     def _crashed(self, crash: Plain) -> Plain:
         self.crashed = True

@@ -1,0 +1,115 @@
+"""Named changes to a release inside the child: mutants that the checker must find, and repairs of what it
+found.
+
+A mutant is a plausible mistake put into a release that holds; a repair is the smallest change to one decision
+that lets a trace survive.  Both are applied to vLLM's classes when a scheduler is made (``new`` with
+``patches``) and taken back when the next one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Undo = Callable[[], None]
+
+
+def _replace(owner: type, name: str, made: Callable[[Any], Any]) -> Undo:
+    original = owner.__dict__[name]
+    plain = original.__func__ if isinstance(original, classmethod) else original
+    changed = made(plain)
+    setattr(owner, name, classmethod(changed) if isinstance(original, classmethod) else changed)
+    return lambda: setattr(owner, name, original)
+
+
+# ---- mutants
+
+
+def early_window_free() -> Undo:
+    """A window group lets go of its oldest block one block early, while queries still read it."""
+    from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+
+    def made(original: Any) -> Any:
+        def skipped(self: Any, num_computed_tokens: int) -> int:
+            tokens: int = original(self, num_computed_tokens)
+            most: int = tokens + self.block_size
+            return min(most, max(num_computed_tokens - 1, 0))
+
+        return skipped
+
+    return _replace(SlidingWindowManager, "get_num_skipped_tokens", made)
+
+
+def lost_touch() -> Undo:
+    """A hit on a block that somebody holds already adds no reference."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    def made(original: Any) -> Any:
+        def touch(self: Any, blocks: Any) -> Any:
+            return original(self, [block for block in blocks if block.ref_cnt == 0])
+
+        return touch
+
+    return _replace(BlockPool, "touch", made)
+
+
+def key_one_token_early() -> Undo:
+    """An output publishes one token more than was computed: that slot may hold a rejected draft's bytes.
+
+    It bites when the request is not scheduled again: it finishes, or is preempted, with that output.  By
+    hand: block of 4, 3 tokens computed and a fourth sampled by the last step, whose slot holds the draft that
+    was rejected in its place; the block is published as the prefix of 4 tokens, and the next request with
+    that prefix adopts it.
+    """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    def made(original: Any) -> Any:
+        def cache_blocks(self: Any, request: Any, num_computed_tokens: int) -> Any:
+            return original(self, request, min(num_computed_tokens + 1, request.num_tokens))
+
+        return cache_blocks
+
+    return _replace(KVCacheManager, "cache_blocks", made)
+
+
+# ---- repairs
+
+
+def reserve_keeps_progress() -> Undo:
+    """The reserve for the drafter never takes the last token of a chunk away.
+
+    Unrepaired, ``Scheduler._reserve_prefill_lookahead`` (0.30.0 to 0.33.0) may return 0 for a chunk that the
+    aligned split must end at the next state boundary, in every later step alike.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def made(original: Any) -> Any:
+        def reserve(self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+            tokens: int = original(self, request, num_computed_tokens, num_new_tokens)
+            return tokens or max(num_new_tokens, 0)
+
+        return reserve
+
+    return _replace(Scheduler, "_reserve_prefill_lookahead", made)
+
+
+def lookup_within_hashes() -> Undo:
+    """A look-up never asks for a block whose hash does not exist yet (0.33.0, lookahead hashes of two or
+    more).
+    """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    def made(original: Any) -> Any:
+        def computed(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+            known = len(request.block_hashes) * self.block_pool.hash_block_size
+            bound = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+            return original(self, request, min(bound, known))
+
+        return computed
+
+    return _replace(KVCacheManager, "get_computed_blocks", made)
+
+
+MUTANTS = {made.__name__: made for made in (early_window_free, lost_touch, key_one_token_early)}
+REPAIRS = {made.__name__: made for made in (reserve_keeps_progress, lookup_within_hashes)}
+KNOWN: dict[str, Callable[[], Undo]] = MUTANTS | REPAIRS
