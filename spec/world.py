@@ -506,7 +506,8 @@ class World:
         kind = decision[0]
         for rule in BY_DECISION.get(kind, ()):
             assert rule.judges is not None
-            rule.judges(self, decision)
+            if rule.name not in self.off:
+                rule.judges(self, decision)
         self.note(decision)
         broken = self.book.apply(decision)
         for name in CORE_RULES.get(kind, ()):
