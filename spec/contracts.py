@@ -37,7 +37,7 @@ Question = tuple[Any, ...]
 """(name of the policy's method, its arguments ...), ``worker_program`` excepted: see ``spec.rankview``."""
 
 #: Rules that read only what the scheduler knows, by the decision that they are judged at.
-#: ``demand_within_lookup`` and ``load_xor_store`` are left out on purpose: a policy may be right without them.
+#: ``demand_within_lookup`` and ``load_xor_store`` are left out on purpose: one may be right without them.
 SHARED_RULES: dict[str, tuple[str, ...]] = {
     "move": ("relocates_only_exclusive_scratch",),
     "job": ("recurrent_store_by_hand_off", "loads_only_ready_chunks"),
@@ -184,10 +184,11 @@ def _shared(view: SchedulerView, event: Event) -> str | None:
 
 
 def _states(view: SchedulerView) -> str | None:
-    """The model's own rules about states, judged once the whole answer has been applied."""
+    """The model's own rules about states that the book shows, judged once the whole answer has been
+    applied."""
     world = cast("World", view)
     for rule in STATE_RULES:
-        if rule.holds and (rule.applies is None or rule.applies(world)):
+        if rule.holds and "streams" not in rule.parts and (rule.applies is None or rule.applies(world)):
             problem = rule.holds(world)
             if problem:
                 return f"{rule.name}: {problem}"

@@ -12,13 +12,31 @@ kill the engine (https://github.com/vllm-project/vllm/issues/56396).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from spec.rule import Rule
+from spec.waits import deadlock
+
+if TYPE_CHECKING:
+    from spec.world import World
+
+
+def somebody_waits(world: World) -> bool:
+    """Whether the head of some stream cannot run."""
+    return any(ops and ops[0].blocked(world, rank) for rank in world.ranks for ops in rank.streams.values())
+
 
 RULES = (
     Rule(
         "policy_raises_no_error", "consequence", "progress",
         "The code does not stop with an error of its own.",
         "a question is asked", "https://github.com/vllm-project/vllm/issues/56396",
+    ),
+    Rule(
+        "wait_graph_acyclic", "consequence", "progress",
+        "No stream waits, through others, for itself, nor for what nobody has enqueued.",
+        "the head of some stream is blocked", "https://github.com/vllm-project/vllm/issues/46283",
+        parts=("streams", "steps"), applies=somebody_waits, holds=deadlock,
     ),
     Rule(
         "everything_drains", "consequence", "progress",
