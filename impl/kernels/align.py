@@ -60,16 +60,16 @@ def _copy_narrow(
 
 
 @triton.jit
-def _copy_wide(source, target, words, TILE_BYTES: tl.constexpr):
-    """Adjacent 8-byte words, everything a multiple of 16 bytes."""
+def _copy_wide(source, target, words, ticket, TILE_BYTES: tl.constexpr):
+    """Adjacent 8-byte words, everything a multiple of 16 bytes; draws a ticket while the words travel."""
     from_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
     to_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
     word = tl.arange(0, TILE_BYTES // 8)
-    if words == TILE_BYTES // 8:
-        tl.store(to_words + word, tl.load(from_words + word))
-    else:
-        mask = word < words // 2 * 2  # even, as the compiler now sees
-        tl.store(to_words + word, tl.load(from_words + word, mask=mask), mask=mask)
+    mask = word < words // 2 * 2  # even, as the compiler now sees
+    data = tl.load(from_words + word, mask=mask, cache_modifier=".cg")
+    drawn = tl.atomic_add(ticket, 1, sem="relaxed")
+    tl.store(to_words + word, data, mask=mask)
+    return drawn
 
 
 @triton.jit
@@ -109,42 +109,32 @@ def _fetch(tiles, entries, item, end, tile_count, groups, ONE_GROUP: tl.constexp
 
 @triton.jit
 def _copy_tile(
-    record, base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset,
-    TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
+    record, from_address, to_address, extent, kept, shift,
+    WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
 ):  # fmt: skip
-    temporal = tokens == 0
-    from_block = tl.where(temporal, temporal_block, window_block)
-    shift = tl.where(temporal, 0, offset)
-    if (from_block != to_block) | (shift > 0):
-        kept = tl.where(temporal, 1, tokens - shift)
-        from_address = base + _byte_offset(from_block.to(tl.int64), page_stride)
-        to_address = base + _byte_offset(to_block.to(tl.int64), page_stride)
-        unit = tl.load(record + 7)
-        if (PATHS & 16) != 0:
-            if (unit == 16) & temporal:
-                _copy_wide(from_address, to_address, extent, TILE_BYTES)
-        if (PATHS & 32) != 0:
-            if (unit == 16) & (tokens > 0):
-                _copy_wide_window(from_address, to_address, extent, kept, shift, tl.load(record + 5), WINDOW, LANES)
-        if (PATHS & 15) != 0:
-            token_stride = tl.load(record + 5)
-            unit_stride = tl.load(record + 6)
-            if (PATHS & 8) != 0:
-                if unit == 8:
-                    _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
-                                 tl.int64, WINDOW, LANES)  # fmt: skip
-            if (PATHS & 4) != 0:
-                if unit == 4:
-                    _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
-                                 tl.int32, WINDOW, LANES)  # fmt: skip
-            if (PATHS & 2) != 0:
-                if unit == 2:
-                    _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
-                                 tl.int16, WINDOW, LANES)  # fmt: skip
-            if (PATHS & 1) != 0:
-                if unit == 1:
-                    _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
-                                 tl.int8, WINDOW, LANES)  # fmt: skip
+    """Every kind of tile but a wide temporal one."""
+    token_stride = tl.load(record + 5)
+    unit_stride = tl.load(record + 6)
+    unit = tl.load(record + 7)
+    if (PATHS & 32) != 0:
+        if unit == 16:
+            _copy_wide_window(from_address, to_address, extent, kept, shift, token_stride, WINDOW, LANES)
+    if (PATHS & 8) != 0:
+        if unit == 8:
+            _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
+                         tl.int64, WINDOW, LANES)  # fmt: skip
+    if (PATHS & 4) != 0:
+        if unit == 4:
+            _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
+                         tl.int32, WINDOW, LANES)  # fmt: skip
+    if (PATHS & 2) != 0:
+        if unit == 2:
+            _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
+                         tl.int16, WINDOW, LANES)  # fmt: skip
+    if (PATHS & 1) != 0:
+        if unit == 1:
+            _copy_narrow(from_address, to_address, extent, kept, shift, token_stride, unit_stride,
+                         tl.int8, WINDOW, LANES)  # fmt: skip
 
 
 @triton.jit
@@ -153,23 +143,45 @@ def copy_kernel(
     TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
     ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Copy all tiles of all listed crossings; what the next pair needs is fetched before this one is copied."""
+    """Copy all tiles of all listed crossings.
+
+    Pairs go to programs in order, by tickets: programs that took every n-th pair drift apart, and memory that
+    is read and written in many places at once is slower.  A program is two pairs ahead: it fetches what the
+    next one needs, and draws a ticket for the one after, while it copies.
+    """
     item = tl.program_id(0)
-    base, stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
+    ahead = item + tl.num_programs(0)
+    base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
         tiles, entries, item, capacity * tile_count, tile_count, groups, ONE_GROUP
     )  # before it is known whether there is any crossing
     end = tl.load(count) * tile_count
+    ticket = count + 1
     while item < end:
-        ahead = item + tl.num_programs(0)
-        base_, stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
+        base_, page_stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
             tiles, entries, ahead, end, tile_count, groups, ONE_GROUP
         )
-        _copy_tile(
-            tiles + (item % tile_count) * FIELDS, base, stride, extent, tokens, window_block, temporal_block,
-            to_block, offset, TILE_BYTES, WINDOW, LANES, PATHS,
-        )  # fmt: skip
+        temporal = tokens == 0
+        from_block = tl.where(temporal, temporal_block, window_block)
+        shift = tl.where(temporal, 0, offset)
+        kept = tl.where(temporal, 1, tokens - shift)
+        moves = (from_block != to_block) | (shift > 0)
+        from_address = base + _byte_offset(from_block.to(tl.int64), page_stride)
+        to_address = base + _byte_offset(to_block.to(tl.int64), page_stride)
+        record = tiles + (item % tile_count) * FIELDS
+        wide_temporal = ((PATHS & 16) != 0) & temporal
+        if (PATHS & 16) != 0 and (PATHS & 15) != 0:
+            wide_temporal = temporal & (tl.load(record + 7) == 16)
+        if wide_temporal:
+            drawn = _copy_wide(from_address, to_address, tl.where(moves, extent, 0), ticket, TILE_BYTES)
+        else:
+            drawn = tl.atomic_add(ticket, 1, sem="relaxed")
+            if moves:
+                _copy_tile(record, from_address, to_address, extent, kept, shift, WINDOW, LANES, PATHS)
+        if drawn == end - 1:
+            tl.store(ticket, 0)  # as many tickets as pairs: this was the last
         item = ahead
-        base, stride, extent, tokens = base_, stride_, extent_, tokens_
+        ahead = 2 * tl.num_programs(0) + drawn
+        base, page_stride, extent, tokens = base_, page_stride_, extent_, tokens_
         window_block, temporal_block, to_block, offset = window_block_, temporal_block_, to_block_, offset_
 
 
@@ -186,6 +198,7 @@ def _list_crossings(crossing, slot, source, destination, offset, source_tables, 
         tl.store(entry + 2, tl.load(row + destination, mask=crossing), mask=crossing)
         tl.store(entry + 3, offset, mask=crossing)
     tl.store(count, tl.sum(crossing.to(tl.int32), axis=0))
+    tl.store(count + 1, 0)
 
 
 @triton.jit(do_not_specialize=["rows", "index_rows"])
@@ -257,7 +270,7 @@ class Crossings:
     """The requests that one decision found crossing: how many, and per request and group the blocks."""
 
     def __init__(self, rows: int, groups: int, device: torch.device) -> None:
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.count = torch.zeros(2, dtype=torch.int32, device=device)  # and the copy kernel's next ticket
         self.entries = torch.zeros((rows, groups, 4), dtype=torch.int32, device=device)
 
 
