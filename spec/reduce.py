@@ -97,6 +97,8 @@ class _Reducer:
             best = self.merge(best)
             best = self.simplify(best)
             if best == before:
+                best = self.grow(best)
+            if best == before:
                 return self.rename(best)
 
     def delete(self, best: Choices) -> Choices:
@@ -140,6 +142,18 @@ class _Reducer:
                         return self.merge(got)
         return best
 
+    def grow(self, best: Choices) -> Choices:
+        """A longer prompt may save choices: a block that is full at once needs no steps to fill it."""
+        blocks = sorted({group.block_tokens for group in self.config.groups})
+        for at, choice in enumerate(best):
+            for prompt in (block + 1 for block in blocks if choice[0] == "arrive" and choice[3] <= block):
+                got = self.attempt((*best[:at], (*choice[:3], prompt, choice[4]), *best[at + 1 :]))
+                if got is not None and len(got) <= len(best):
+                    shorter = self.delete(got)
+                    if len(shorter) < len(best):
+                        return shorter
+        return best
+
     def simplify(self, best: Choices) -> Choices:
         """Simpler arguments, one at a time, first choice first."""
         at = 0
@@ -154,7 +168,7 @@ class _Reducer:
         return best
 
     def rename(self, best: Choices) -> Choices:
-        """Clients are called r1, r2, ... in the order in which they first arrive."""
+        """Clients are called r1, r2, ... as they arrive; ranks are named from 0 on where they are alike."""
         order = dict.fromkeys(choice[1] for choice in best if choice[0] == "arrive")
         names = {name: f"r{number}" for number, name in enumerate(order, start=1)}
 
@@ -166,9 +180,19 @@ class _Reducer:
                 return (kind, names.get(choice[1], choice[1]), *choice[2:])
             return choice
 
-        return self.attempt(tuple(map(renamed, best))) or best
+        best = self.attempt(tuple(map(renamed, best))) or best
+        ranks: dict[int, int] = {}
+        for choice in best:
+            if choice[0] in RANK_FIELD:
+                ranks.setdefault(choice[RANK_FIELD[choice[0]]], len(ranks))
+        alike = []
+        for choice in best:
+            at = RANK_FIELD.get(choice[0])
+            alike.append((*choice[:at], ranks[choice[at]], *choice[at + 1 :]) if at else choice)
+        return self.attempt(tuple(alike)) or best
 
 
+RANK_FIELD = {"run": 1, "report": 3, "fail": 3}  # kind -> where its rank stands
 PAIRS_UP_TO = 24  # choices: at most 276 replays
 LONGEST_MERGE = 12  # choices
 

@@ -79,11 +79,12 @@ def rows(config: Config, events: Sequence[Event], *, everything: bool = False) -
 
 def by_step(events: list[Event]) -> Iterator[list[Event]]:
     """One choice may schedule many steps (``quiet``): a row for each of them."""
-    first = 0
+    first, handed_over = 0, False
     for at, event in enumerate(events):
-        if event[0] == "step" and at + 1 < len(events):
-            yield events[first : at + 1]
-            first = at + 1
+        if handed_over and event[0] != "breach":  # a rule that the step itself broke stays with it
+            yield events[first:at]
+            first, handed_over = at, False
+        handed_over = handed_over or event[0] == "step"
     yield events[first:]
 
 

@@ -100,7 +100,7 @@ def parse(text: str) -> Scenario:
         if toml is not None:
             parts.append(line)
             if line == ">>":
-                settings["config"], toml = "\n".join(toml), None
+                settings["toml"], toml = "\n".join(toml), None
             else:
                 toml.append(line)
         elif block is None and word in ("config", "policy", "expect"):
@@ -137,9 +137,8 @@ def parse(text: str) -> Scenario:
 def _settled(settings: dict[str, str], parts: list[str | Block]) -> Scenario:
     if "config" not in settings:
         raise ScenarioError("no configuration; write 'config NAME', or 'config <<', TOML lines and '>>'")
-    named = "\n" not in settings["config"]
     try:
-        config = configs.find(settings["config"]) if named else configs.parse(settings["config"])
+        config = configs.parse(settings["toml"]) if "toml" in settings else configs.find(settings["config"])
     except ConfigError as error:
         raise ScenarioError(str(error)) from None
     first = next((part for part in parts if isinstance(part, str) and part.startswith("#")), "#")
