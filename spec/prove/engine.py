@@ -370,7 +370,7 @@ def _write(settings: Settings, name: str, status: str, script: str) -> None:
     if settings.smt2 is None:
         return
     text = f"(set-info :status {status})\n{script}(check-sat)\n"
-    safe = "".join(ch if ch.isalnum() else "_" for ch in name).strip("_")
+    safe = "".join(ch if ch.isalnum() else "_" for ch in name)[:60].strip("_")
     (settings.smt2 / f"{safe}.smt2").write_text(text)
 
 
@@ -465,13 +465,13 @@ def prove_theorem(theorem: Theorem, settings: Settings) -> TheoremResult:
     """Prove every claim of a theorem and refute every formula it names, within one time limit."""
     began = time.perf_counter()
     deadline = began + settings.timeout_s
-    prefix = f"{theorem.number:02d}"
     claims = tuple(
-        prove_claim(claim, settings, deadline, f"{prefix} {claim.name}") for claim in theorem.claims
+        prove_claim(claim, settings, deadline, f"{theorem.number:02d} claim {index:02d} {claim.name}")
+        for index, claim in enumerate(theorem.claims, 1)
     )
     refutes = tuple(
-        refute(refutation, settings, deadline, f"{prefix} against {refutation.formula[:50]}")
-        for refutation in theorem.refutes
+        refute(refutation, settings, deadline, f"{theorem.number:02d} refutes {index} {refutation.formula}")
+        for index, refutation in enumerate(theorem.refutes, 1)
     )
     verdicts = {result.verdict for result in claims}
     verdict: Verdict = (

@@ -643,17 +643,18 @@ AGREEMENT = Theorem(
             Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda m, r, k, w: both(m == 1, r == w + 1, k >= 2)),
         ),
         Claim(
-            "a hit m*F gains a chunk of full attention, and one of the window group iff h >= t; so does "
-            "n - 1 iff n > F, n > t",
-            (v.m, v.F, v.t, v.n),
-            lambda m, F, t, n: both(
+            "a hit m*F past p gains a chunk of full attention, and at p = 0 one of the window group iff h "
+            ">= t; n - 1 gains both iff n > F, n > t",
+            (v.m, v.F, v.t, v.n, v.p),
+            lambda m, F, t, n, p: both(
                 cov.worth_loading(m * F, 0, F),
+                cov.worth_loading(p + m * F, p, F),
                 iff(cov.worth_loading(m * F, 0, t), m * F >= t),
                 iff(cov.worth_loading(n - 1, 0, F), n > F),
                 iff(cov.worth_loading(n - 1, 0, t), n > t),
             ),
             (),
-            lambda m, F, t, n: (lemmas.nonnegative(m - 1, F),),
+            lambda m, F: (lemmas.nonnegative(m - 1, F),),
         ),
         Claim(
             "the largest hit that full attention allows: n - 1 if F | n, else the last multiple of F; "
