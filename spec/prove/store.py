@@ -644,14 +644,14 @@ AGREEMENT = Theorem(
         ),
         Claim(
             "a hit m*F past p gains a chunk of full attention, and at p = 0 one of the window group iff h "
-            ">= t; n - 1 gains both iff n > F, n > t",
+            ">= t; n - 1 past p gains both iff n > F, n > t",
             (v.m, v.F, v.t, v.n, v.p),
             lambda m, F, t, n, p: both(
                 cov.worth_loading(m * F, 0, F),
                 cov.worth_loading(p + m * F, p, F),
                 iff(cov.worth_loading(m * F, 0, t), m * F >= t),
-                iff(cov.worth_loading(n - 1, 0, F), n > F),
-                iff(cov.worth_loading(n - 1, 0, t), n > t),
+                iff(cov.worth_loading(p + n - 1, p, F), n > F),
+                iff(cov.worth_loading(p + n - 1, p, t), n > t),
             ),
             (),
             lambda m, F: (lemmas.nonnegative(m - 1, F),),
