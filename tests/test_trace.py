@@ -367,24 +367,25 @@ def assert_minimal(cfg: Config, policy: str, choices: reduce.Choices, rule: str)
 
 
 def test_a_transfer_settled_too_early_shrinks_to_one_request_and_one_report() -> None:
+    """Each result is minimal: nothing can be left out.  Results of other seeds may be longer all the same (a prompt
+    of two tokens that grows into a block, step by step); the shortest is the story itself."""
     cfg, policy, rule = config.named("plain-offload"), "fault:ready-after-first-report", "ready_chunk_exact"
-    stored = ["schedule", "drain", "schedule"]
-    reported = ["run 0 store", "report r1 store 0"]
-    # Either the second step computes nothing, or the store may run before it: no single choice turns one
-    # into the other.
-    least = [
-        ["arrive r1 prompt=5 outputs=2", *stored, *reported],
-        ["arrive r1 prompt=4 outputs=1", *stored, "run 0 main", *reported],
-    ]
-    found = 0
+    found = []
     for seed in range(60):
         choices = noise(Random(seed), cfg, 120)
         if reduce.breaks(reduce.replay(cfg, resolve(policy), choices), rule):
-            found += 1
             short = reduce.reduce(cfg, resolve(policy), choices, rule)
             assert_minimal(cfg, policy, short, rule)
-            assert [script.line(choice) for choice in short] in least
-    assert found
+            assert len(short) <= 12
+            found.append(short)
+    assert [script.line(choice) for choice in min(found, key=len)] == [
+        "arrive r1 prompt=5 outputs=2",
+        "schedule",
+        "drain",
+        "schedule",
+        "run 0 store",
+        "report r1 store 0",
+    ]
 
 
 def test_a_fence_dropped_too_early_shrinks_to_two_requests_that_share_a_block() -> None:
