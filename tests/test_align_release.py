@@ -6,13 +6,16 @@ otherwise.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from impl.upstream.child import Child
-from impl.upstream.env import Unavailable, prepared
+from impl.upstream.env import Prepared, Unavailable, prepared, variables
 from spec import arith
 from spec.config import Config, Group, Kind
 
@@ -30,13 +33,18 @@ THREE_MODULES = replace(HYBRID, drafts=DRAFTS, draft_modules=DRAFTS, tail_drop=T
 
 
 @pytest.fixture(scope="module")
-def release() -> Iterator[Child]:
-    """The newest known release, one process for the module."""
+def latest() -> Prepared:
+    """The newest known release."""
     try:
-        use = prepared("0.33.0")
+        return prepared("0.33.0")
     except Unavailable as error:
         pytest.skip(str(error))
-    with Child(use) as child:
+
+
+@pytest.fixture(scope="module")
+def release(latest: Prepared) -> Iterator[Child]:
+    """One process of it for the module."""
+    with Child(latest) as child:
         yield child
 
 
@@ -105,3 +113,90 @@ def test_a_prompt_is_stranded_beside_two_decoding_requests(release: Child) -> No
     assert alone > 20
     assert arith.lookahead_reserve(25, 22, arith.aligned_split(22, 3, 25, BLOCK, 16, 16, 0, 0, False), 3) == 0
     assert arith.aligned_reserve(25, 16, 8, BLOCK, 3) == 8
+
+
+# Runs inside the release: the adapter's engine, with a backend that saves a state from inside a chunk and with
+# one that does not.
+SERVE_THREE = """
+import json
+from dataclasses import replace
+from impl.upstream import build, driver
+from spec.config import Config, Group, Kind
+
+plain = build._spec
+
+def spec_of(group, config):
+    spec = plain(group, config)
+    if group.kind is Kind.MAMBA and config.name == "exports":
+        return replace(spec, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)
+    return spec
+
+build._spec = spec_of
+groups = (Group("full", Kind.FULL, 8), Group("mamba", Kind.MAMBA, 8))
+
+def serve(engine, name, tokens):
+    engine.arrive(name, tokens, 1)
+    scheduler = engine.scheduler
+    steps = []
+    while name in scheduler.requests:
+        out = engine.schedule()["out"]
+        row = scheduler.kv_cache_manager.coordinator.single_type_managers[1].req_to_blocks[name]
+        steps.append({
+            "computed": scheduler.requests[name].num_computed_tokens,
+            "tokens": out["tokens"].get(name, 0),
+            "copies": out["copies"],
+            "row": [block.block_id for block in row],
+            "named": [block.block_hash_num_tokens if block.block_hash else 0 for block in row],
+        })
+        engine.output(sampled={sampler: [5] for sampler in out["samples"]})
+    return steps
+
+shared = list(range(3, 19))
+served = [shared[:12] + [50, 51], shared + list(range(100, 134)), shared + [60, 61, 62]]
+found = {}
+for backend in ("exports", "plain"):
+    config = Config(backend, groups, 4, pool_blocks=80, request_tokens=64, step_tokens=64)
+    engine = driver.Engine(config)
+    found[backend] = [serve(engine, name, tokens) for name, tokens in zip("abc", served)]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def three_served(latest: Prepared) -> Any:
+    """Three prompts one after the other, for each backend: 14 tokens; 50 that share 12 with it; 19 that share
+    16 with the second."""
+    command = [str(latest.python), "-c", SERVE_THREE]
+    run = subprocess.run(command, env=variables(latest), capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_chunk_that_exports_passes_the_boundary_of_its_first_block(three_served: Any) -> None:
+    """Theorem 17's other witness in the release: the second prompt resumes after 12 tokens, inside a block
+    of 8, and its one chunk ends at 50.  Column 1 is named for 16 tokens, but holds the copy of the state
+    after 12: the chunk writes its export's column and its running column only.  The third prompt then
+    starts from it."""
+    _, (second,), (third, *_) = three_served["exports"]
+    start, end = second["computed"] - second["tokens"], second["computed"]
+    assert (start, end) == (12, 50)
+    assert arith.aligned_split(12, 38, 50, BLOCK, 64, 0, 0, 0, True) == 38
+    written = {
+        arith.running_column(start, end - start, BLOCK),
+        arith.running_column(start, end - start, BLOCK) - 1,
+    }
+    assert written == {5, 6}
+    stale = second["row"][1]
+    assert second["named"][1] == 16
+    assert stale in [target for _, target in second["copies"]]
+    assert third["computed"] - third["tokens"] == 16
+    assert third["row"][1] == stale
+
+
+@pytest.mark.slow
+def test_without_the_export_the_chunk_stops_there(three_served: Any) -> None:
+    _, (second, *_), (third, *_) = three_served["plain"]
+    assert (second["computed"] - second["tokens"], second["computed"]) == (12, 16)
+    assert arith.running_column(12, 4, BLOCK) == 1
+    assert second["named"][1] == 16
+    assert third["row"][1] == second["row"][1]
