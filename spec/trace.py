@@ -3,6 +3,7 @@
 ``python -m spec.trace check FILE [--json FILE]``    replay the choices, recompute the rest, compare, judge
 ``python -m spec.trace render FILE --format text|mermaid [--all]``    a timeline
 ``python -m spec.trace shrink FILE -o OUT [--rule NAME]``    fewer choices that break the same invariant
+``python -m spec.trace schema``    the table of events, as docs/traces.md has it
 
 The first line is the header: schema version, policy, the whole configuration (as TOML, so that a trace
 needs no other file), commit, note. Every other line is one event of :data:`spec.events.SCHEMA` with its
@@ -32,7 +33,18 @@ from spec import config as configs
 from spec import reduce, render, script
 from spec.chains import EMPTY, Chains
 from spec.config import Config, ConfigError
-from spec.events import CHOICE, DECISION, EFFECT, SCHEMA, Event, from_record, to_record
+from spec.events import (
+    CHOICE,
+    DECISION,
+    EFFECT,
+    FIELDS,
+    MEANING,
+    SCHEMA,
+    Event,
+    expected,
+    from_record,
+    to_record,
+)
 from spec.policies import POLICIES, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Program
 from spec.rules import BY_NAME
@@ -430,6 +442,27 @@ def _render(options: argparse.Namespace) -> int:
     return 0
 
 
+def schema_table() -> str:
+    """The schema as Markdown: one row a kind of event, and what the short field names mean."""
+    rows = ["| kind | category | fields | what happens |", "|---|---|---|---|"]
+    for kind, (category, names, meaning) in SCHEMA.items():
+        shown = ", ".join(f"`{name}`" for name in names)
+        rows.append(f"| `{kind}` | {category} | {shown} | {meaning} |")
+    rows += ["", "| field | holds | meaning |", "|---|---|---|"]
+    used = dict.fromkeys(name for _, names, _ in SCHEMA.values() for name in names)
+    for name in used:
+        if name in MEANING or name in FIELDS:
+            words = expected(name).replace("|", "or")
+            rows.append(f"| `{name}` | {words} | {MEANING.get(name, '')} |")
+    rows += ["", "Every other field is an integer."]
+    return "\n".join(rows) + "\n"
+
+
+def _schema(options: argparse.Namespace) -> int:
+    sys.stdout.write(schema_table())
+    return 0
+
+
 def _shrink(options: argparse.Namespace) -> int:
     trace = read(options.file)
     header = trace.header
@@ -465,6 +498,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     three.add_argument("-o", "--output", metavar="OUT", required=True)
     three.add_argument("--rule", metavar="NAME", help="the invariant to keep broken (default: the verdict's)")
     three.set_defaults(run=_shrink)
+    four = verbs.add_parser("schema", help="print the table of events in Markdown")
+    four.set_defaults(run=_schema)
     for verb in (one, two, three):
         verb.add_argument("file", metavar="FILE")
     options = parser.parse_args(arguments)

@@ -367,8 +367,8 @@ def assert_minimal(cfg: Config, policy: str, choices: reduce.Choices, rule: str)
 
 
 def test_a_transfer_settled_too_early_shrinks_to_one_request_and_one_report() -> None:
-    """Each result is minimal: nothing can be left out.  Results of other seeds may be longer all the same (a prompt
-    of two tokens that grows into a block, step by step); the shortest is the story itself."""
+    """Each result is minimal: nothing can be left out.  Some seeds end in a longer one (a prompt of
+    two tokens that grows into a block, step by step); the shortest is the story itself."""
     cfg, policy, rule = config.named("plain-offload"), "fault:ready-after-first-report", "ready_chunk_exact"
     found = []
     for seed in range(60):
@@ -482,3 +482,14 @@ def test_mermaid_has_no_character_that_ends_a_statement() -> None:
 
 def test_spans() -> None:
     assert span([1, 2, 3, 7, 8]) == "1..3 7 8" and span([4]) == "4" and span([3, 2, 1]) == "3 2 1"
+
+
+# -- the documentation -----------------------------------------------------------------------------------
+
+
+def test_the_documentation_has_the_schema_and_the_timeline_as_they_are() -> None:
+    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
+    table = page.split("<!-- schema -->\n")[1].split("<!-- end schema -->")[0]
+    assert table == trace.schema_table(), "regenerate: python -m spec.trace schema"
+    assert (GOLDEN / "fence-dropped-early.text").read_text() in page
+    assert f"| {trace.VERSION} |" in page or f": {trace.VERSION} |" in page
