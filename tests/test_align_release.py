@@ -115,8 +115,7 @@ def test_a_prompt_is_stranded_beside_two_decoding_requests(release: Child) -> No
     assert arith.aligned_reserve(25, 16, 8, BLOCK, 3) == 8
 
 
-# Runs inside the release: the adapter's engine, with a backend that saves a state from inside a chunk and with
-# one that does not.
+# Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk.
 SERVE_THREE = """
 import json
 from dataclasses import replace

@@ -948,6 +948,15 @@ def _divisor_misses(d: Any, bs: Any) -> Truth:
     return truth
 
 
+def _guarded_export(s: Any, q: Any, pe: Any, limit: Any, j: Any, bs: Any) -> Truth:
+    end = s + align.aligned_split(s, q, pe, bs, limit, 0, 0, j, floormod(s, bs) == 0)
+    wide = both(bs > limit, end < _next_boundary(s, bs))
+    return both(
+        implies(floormod(s, bs) != 0, end <= _next_boundary(s, bs)),
+        implies(both(end > s, end < pe), either(floormod(end, bs) == 0, wide)),
+    )
+
+
 def _coarse_end(i: Any, bs: Any) -> Any:
     """Where a chunk that starts at token 1 ends, with i blocks as divisor and budget."""
     return 1 + align.aligned_split(1, i * bs - 1, i * bs + 1, i * bs, i * bs, 0, 0, 0, False)
@@ -1103,6 +1112,19 @@ THEOREM_17 = Theorem(
                 Hypothesis("a block or more after s", lambda s, j, bs: j >= s + bs),
             ),
             lambda s, j, bs: (
+                scaled(s, floordiv(j - s, bs), bs),
+                *same(floordiv(s, bs) + floordiv(j - s, bs), floordiv(s + floordiv(j - s, bs) * bs, bs), bs),
+            ),
+        ),
+        Claim(
+            "corrected: an internal checkpoint only for a start on a boundary, so that no boundary is passed",
+            (_start, _q17, _end, _limit, _junction, _bs),
+            _guarded_export,
+            (PREFILL,),
+            lambda s, q, j, bs: (
+                *same_boundary(s, bs),
+                *on_boundary(cdiv(s, bs), bs),
+                *on_boundary(floordiv(s + q, bs), bs),
                 scaled(s, floordiv(j - s, bs), bs),
                 *same(floordiv(s, bs) + floordiv(j - s, bs), floordiv(s + floordiv(j - s, bs) * bs, bs), bs),
             ),
@@ -1284,7 +1306,10 @@ THEOREM_17 = Theorem(
         "For a drafter of one module (P <= 1) the reserve changes nothing.",
         "The smallest block d of all groups is at most bs, so it serves iff d = bs.",
         "What a passed boundary costs: the column that the chunk starts in is then full by count and holds "
-        "fewer tokens than its boundary's hash names.",
+        "fewer tokens than its boundary's hash names; the next prompt that hits it starts from the wrong "
+        "state.",
+        "The stranded prefill and the passed boundary are seen in the released scheduler "
+        "(tests/test_align_release.py).",
     ),
 )
 
