@@ -20,7 +20,14 @@ try:
     from impl.kernels import align, pages, reference
     from impl.kernels.jit import DEVICE, INTERPRETED, tl, triton, twin
     from impl.kernels.layout import (
-        BindingError, GatherTables, Layout, PagedChunks, Recurrent, SlotMemory, StateView, tile_records,
+        BindingError,
+        GatherTables,
+        Layout,
+        PagedChunks,
+        Recurrent,
+        SlotMemory,
+        StateView,
+        tile_records,
     )  # fmt: skip
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
@@ -42,7 +49,9 @@ class Arena:
         self.bytes = torch.Generator().manual_seed(seed)
         self.whole: dict[str, torch.Tensor] = {}
 
-    def noise(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
+    def noise(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, pinned: bool = False
+    ) -> torch.Tensor:
         """A tensor of random bytes between guard bands."""
         width = torch.empty(0, dtype=dtype).element_size()
         length = GUARD * 2 + int(torch.tensor(shape).prod())
@@ -140,7 +149,9 @@ def build(model: Model, seed: int) -> Case:
         rows = []
         for _ in range(SLOTS):
             row = [names.pop() for _ in range(7)]
-            rows.append([rng.choice(row) for _ in range(COLUMNS)] if rng.random() < 0.3 else (row * 2)[:COLUMNS])
+            rows.append(
+                [rng.choice(row) for _ in range(COLUMNS)] if rng.random() < 0.3 else (row * 2)[:COLUMNS]
+            )
         source = arena.noise(f"source table {group}", (SLOTS, COLUMNS + group), torch.int32)[:, :COLUMNS]
         source.copy_(torch.tensor(rows, dtype=torch.int32))
         sources.append(source)
@@ -334,7 +345,9 @@ TWO_ARGUMENTS = {
 
 
 @triton.jit
-def box_kernel(x_ptr, y_ptr, out, CORE: tl.constexpr, BLOCK: tl.constexpr, THREE: tl.constexpr, N: tl.constexpr):
+def box_kernel(
+    x_ptr, y_ptr, out, CORE: tl.constexpr, BLOCK: tl.constexpr, THREE: tl.constexpr, N: tl.constexpr
+):
     lane = tl.arange(0, N)
     x, y = tl.load(x_ptr + lane), tl.load(y_ptr + lane)
     if THREE:

@@ -16,14 +16,20 @@ def empty_kernel(unused):
 
 
 @triton.jit
-def pieces_kernel(pieces, count, WORDS: tl.constexpr):
+def pieces_kernel(pieces, ticket, count, WORDS: tl.constexpr):
     word = tl.arange(0, WORDS)
-    for piece in range(tl.program_id(0), count, tl.num_programs(0)):
+    piece = tl.program_id(0)
+    while piece < count:
         source = tl.multiple_of(tl.load(pieces + piece * 3).to(tl.pointer_type(tl.int64)), 16)
         target = tl.multiple_of(tl.load(pieces + piece * 3 + 1).to(tl.pointer_type(tl.int64)), 16)
         words = tl.load(pieces + piece * 3 + 2).to(tl.int32)
         mask = word < words // 2 * 2
-        tl.store(target + word, tl.load(source + word, mask=mask), mask=mask)
+        data = tl.load(source + word, mask=mask)
+        drawn = tl.atomic_add(ticket, 1, sem="relaxed")
+        tl.store(target + word, data, mask=mask)
+        if drawn == count - 1:
+            tl.store(ticket, 0)
+        piece = tl.num_programs(0) + drawn
 
 
 def piece_list(work: Workload, chosen: Variant) -> torch.Tensor:
@@ -44,9 +50,9 @@ def piece_list(work: Workload, chosen: Variant) -> torch.Tensor:
     return torch.tensor(pieces, dtype=torch.int64, device=work.idx_mapping.device)
 
 
-def copy_pieces(pieces: torch.Tensor, programs: int) -> None:
-    """Move the pieces with a fixed grid."""
-    pieces_kernel[(programs,)](pieces, len(pieces), WORDS=PIECE_BYTES // 8, num_warps=16)
+def copy_pieces(pieces: torch.Tensor, ticket: torch.Tensor, programs: int) -> None:
+    """Move the pieces, handed out in order to a fixed grid; `ticket` is one int32, 0 before and after."""
+    pieces_kernel[(programs,)](pieces, ticket, len(pieces), WORDS=PIECE_BYTES // 8, num_warps=16)
 
 
 def launch_nothing(device: torch.Tensor) -> None:

@@ -9,6 +9,8 @@ import torch
 
 Launch = Callable[[], object]
 
+WARM_UP_MS = 30.0  # a device that has rested starts at a lower clock
+
 
 def _milliseconds(run: Launch, repeats: int) -> list[float]:
     pairs = []
@@ -35,9 +37,11 @@ def graph_of(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
 
 
 def replayed_us(launches: Sequence[Launch], repeats: int = 20) -> float:
-    """Median microseconds of one launch, over replays of a graph of all of them."""
+    """Median microseconds of one launch, over replays of a graph of all of them, on a device that is warm."""
     graph = graph_of(launches)
-    _milliseconds(graph.replay, 3)
+    warmed = 0.0
+    while warmed < WARM_UP_MS:
+        warmed += sum(_milliseconds(graph.replay, 3))
     return 1000 * statistics.median(_milliseconds(graph.replay, repeats)) / len(launches)
 
 

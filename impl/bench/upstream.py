@@ -147,7 +147,9 @@ def load(directory: Path) -> Upstream:
     for name in ("mamba_utils.py", "swap_blocks_triton.py"):
         paths = [path for path in sorted(directory.rglob(name)) if "model_executor" not in path.parts]
         if not paths:
-            raise UpstreamError(f"{directory} holds no {name}: name a directory with vLLM's file of that name")
+            raise UpstreamError(
+                f"{directory} holds no {name}: name a directory with vLLM's file of that name"
+            )
         found[name] = paths[0]
     stubs = (
         "vllm", "vllm._custom_ops", "vllm.config", "vllm.logger", "vllm.triton_utils", "vllm.utils",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,43 @@ def variant(work: Workload, crossing: list[int], seed: int) -> Variant:
     align = Align(work.bound, memory)
     align.preprocess(work.idx_mapping, starts, computed)
     return Variant(align, starts, computed, sequence, crossing, offsets[crossing].tolist())
+
+
+def decode_step(work: Workload, chosen: Variant) -> Callable[[], object]:
+    """All align work of a decode step in which nothing crosses: pre-process, indices, pre-copy, post-process."""
+    if chosen.crossing:
+        raise ValueError("a decode step can only be repeated if nothing crosses")
+    requests, device = work.size.requests, work.idx_mapping.device
+    sampled = torch.full((requests,), 3, dtype=torch.int32, device=device)
+    after = torch.full((requests,), COMPUTED_STAYS + 3, dtype=torch.int32, device=device)
+
+    def step() -> None:
+        chosen.align.before_forward(work.idx_mapping, chosen.query_start, chosen.computed, chosen.sequence)
+        chosen.align.postprocess(work.idx_mapping, sampled, after)
+
+    return step
+
+
+def naive_copies(work: Workload, chosen: Variant) -> Callable[[], object]:
+    """What one would write with torch: index_select and index_copy_ for every state of every layer."""
+    device = work.idx_mapping.device
+    table = work.bound.source_tables[0].long()
+    slots = torch.tensor(chosen.crossing, device=device)
+    offsets = torch.tensor(chosen.offsets, device=device)
+    window_source, target = table[slots, RUNNING], table[slots, CROSSED]
+    temporal_source = table[slots, RUNNING + offsets]
+    tokens = (torch.arange(CONV_TOKENS, device=device)[None] + offsets[:, None]).clamp(max=CONV_TOKENS - 1)
+    tokens = tokens[:, :, None].expand(-1, -1, CONV_INNER)
+
+    def copies() -> None:
+        for state in work.bound.states:
+            if state.tokens:
+                moved = state.tensor.index_select(0, window_source).gather(1, tokens)
+            else:
+                moved = state.tensor.index_select(0, temporal_source)
+            state.tensor.index_copy_(0, target, moved)
+
+    return copies
 
 
 def copied_bytes(work: Workload, chosen: Variant) -> int:

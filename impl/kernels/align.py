@@ -26,7 +26,15 @@ from typing import Any
 import torch
 
 from impl.kernels.jit import INTERPRETED, tl, triton, twin
-from impl.kernels.layout import TILE_FIELDS, BindingError, Recurrent, Shape, SlotMemory, shape_of, tile_records
+from impl.kernels.layout import (
+    TILE_FIELDS,
+    BindingError,
+    Recurrent,
+    Shape,
+    SlotMemory,
+    shape_of,
+    tile_records,
+)
 from spec.arith import align
 
 _running_column = twin(align.running_column)
@@ -39,6 +47,7 @@ _destination_column = twin(align.destination_column)
 _byte_offset = twin(align.byte_offset)
 
 FIELDS = tl.constexpr(TILE_FIELDS)
+MOST_PARTS = tl.constexpr(8)
 
 # PATHS says which kinds of tiles a binding has, so that code for the others is not compiled: the sum of 32
 # (wide windows), 16 (wide temporal states), and 8, 4, 2, 1 (narrow tiles of that unit).
@@ -66,7 +75,7 @@ def _copy_wide(source, target, words, ticket, TILE_BYTES: tl.constexpr):
     to_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
     word = tl.arange(0, TILE_BYTES // 8)
     mask = word < words // 2 * 2  # even, as the compiler now sees
-    data = tl.load(from_words + word, mask=mask, cache_modifier=".cg")
+    data = tl.load(from_words + word, mask=mask)
     drawn = tl.atomic_add(ticket, 1, sem="relaxed")
     tl.store(to_words + word, data, mask=mask)
     return drawn
@@ -138,6 +147,13 @@ def _copy_tile(
 
 
 @triton.jit
+def _place(index, whole, parts):
+    """The pair that a place in the order stands for, and which of its parts."""
+    over = tl.maximum(index - whole, 0)
+    return tl.minimum(index, whole) + over // parts, over % parts
+
+
+@triton.jit
 def copy_kernel(
     count, entries, tiles, tile_count, groups, capacity,
     TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
@@ -147,40 +163,59 @@ def copy_kernel(
 
     Pairs go to programs in order, by tickets: programs that took every n-th pair drift apart, and memory that
     is read and written in many places at once is slower.  A program is two pairs ahead: it fetches what the
-    next one needs, and draws a ticket for the one after, while it copies.
+    next one needs, and draws a ticket for the one after, while it copies.  The pairs of the last round are cut
+    in parts if they are few.
     """
-    item = tl.program_id(0)
-    ahead = item + tl.num_programs(0)
-    base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-        tiles, entries, item, capacity * tile_count, tile_count, groups, ONE_GROUP
-    )  # before it is known whether there is any crossing
-    end = tl.load(count) * tile_count
+    programs = tl.num_programs(0)
+    index = tl.program_id(0)
+    ahead = index + programs
     ticket = count + 1
-    while item < end:
-        base_, page_stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
-            tiles, entries, ahead, end, tile_count, groups, ONE_GROUP
+    base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
+        tiles, entries, index, capacity * tile_count, tile_count, groups, ONE_GROUP
+    )  # before it is known whether there is any crossing
+    pairs = tl.load(count) * tile_count
+    last = pairs % programs  # pairs that the last round leaves for too few programs
+    parts = tl.minimum(tl.maximum(programs // tl.maximum(last, 1), 1), MOST_PARTS)
+    whole = pairs - last
+    end = whole + last * parts
+    item, part = _place(index, whole, parts)
+    if (index < end) & (item != index):
+        base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
+            tiles, entries, item, pairs, tile_count, groups, ONE_GROUP
         )
+    while index < end:
+        item_, part_ = _place(ahead, whole, parts)
+        base_, page_stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
+            tiles, entries, item_, tl.where(ahead < end, pairs, 0), tile_count, groups, ONE_GROUP
+        )
+        record = tiles + (item % tile_count) * FIELDS
         temporal = tokens == 0
         from_block = tl.where(temporal, temporal_block, window_block)
         shift = tl.where(temporal, 0, offset)
         kept = tl.where(temporal, 1, tokens - shift)
-        moves = (from_block != to_block) | (shift > 0)
         from_address = base + _byte_offset(from_block.to(tl.int64), page_stride)
         to_address = base + _byte_offset(to_block.to(tl.int64), page_stride)
-        record = tiles + (item % tile_count) * FIELDS
-        wide_temporal = ((PATHS & 16) != 0) & temporal
-        if (PATHS & 16) != 0 and (PATHS & 15) != 0:
+        units = extent
+        if index >= whole:
+            each = tl.cdiv(extent, 2 * parts) * 2
+            skipped = part * each * tl.load(record + 6)
+            from_address += skipped
+            to_address += skipped
+            units = tl.minimum(each, extent - part * each)
+        units = tl.where((from_block != to_block) | (shift > 0), units, 0)
+        wide_temporal = temporal
+        if (PATHS & 15) != 0:
             wide_temporal = temporal & (tl.load(record + 7) == 16)
         if wide_temporal:
-            drawn = _copy_wide(from_address, to_address, tl.where(moves, extent, 0), ticket, TILE_BYTES)
+            drawn = _copy_wide(from_address, to_address, units, ticket, TILE_BYTES)
         else:
             drawn = tl.atomic_add(ticket, 1, sem="relaxed")
-            if moves:
-                _copy_tile(record, from_address, to_address, extent, kept, shift, WINDOW, LANES, PATHS)
+            if units > 0:
+                _copy_tile(record, from_address, to_address, units, kept, shift, WINDOW, LANES, PATHS)
         if drawn == end - 1:
-            tl.store(ticket, 0)  # as many tickets as pairs: this was the last
-        item = ahead
-        ahead = 2 * tl.num_programs(0) + drawn
+            tl.store(ticket, 0)  # as many tickets as places: this was the last
+        index, item, part = ahead, item_, part_
+        ahead = 2 * programs + drawn
         base, page_stride, extent, tokens = base_, page_stride_, extent_, tokens_
         window_block, temporal_block, to_block, offset = window_block_, temporal_block_, to_block_, offset_
 
@@ -298,7 +333,7 @@ class Align:
         device = bound.source_tables[0].device
         self.bound = bound
         self.memory = memory
-        self.programs = programs or (2 if INTERPRETED else 2 * multiprocessors(device))
+        self.programs = programs or (2 if INTERPRETED else multiprocessors(device))
         self.shape: Shape = shape_of(bound.states, tile_bytes or 65536)
         records = tile_records(bound.states, self.shape)
         self.tiles = torch.tensor(records or [[0] * TILE_FIELDS], dtype=torch.int64, device=device)

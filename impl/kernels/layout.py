@@ -168,7 +168,9 @@ class Recurrent:
     def __post_init__(self) -> None:
         """Raises BindingError for tables or states that do not fit together."""
         if self.block_tokens < 1 or self.drafts < 0:
-            raise BindingError(f"block_tokens {self.block_tokens} and drafts {self.drafts} must be >= 1 and >= 0")
+            raise BindingError(
+                f"block_tokens {self.block_tokens} and drafts {self.drafts} must be >= 1 and >= 0"
+            )
         if len(self.source_tables) != len(self.input_tables) or not self.source_tables:
             raise BindingError("one source table and one input table a recurrent group, at least one group")
         for table in (*self.source_tables, *self.input_tables):
@@ -231,7 +233,11 @@ class GatherTables:
         if lengths != {groups} or self.num_blocks.shape[0] != groups or not groups:
             raise BindingError(f"the gather takes one entry a group everywhere, got lengths {lengths}")
         for source, target in zip(self.source_tables, self.input_tables, strict=True):
-            if source.dtype != torch.int32 or target.dtype != torch.int32 or source.shape[1] != target.shape[1]:
+            if (
+                source.dtype != torch.int32
+                or target.dtype != torch.int32
+                or source.shape[1] != target.shape[1]
+            ):
                 raise BindingError("source and input table of a group are int32 and equally wide")
             if source.stride(1) != 1 or target.stride(1) != 1:
                 raise BindingError("the columns of a table lie next to each other")
@@ -248,9 +254,15 @@ class PagedChunks:
         """Raises BindingError unless both sides hold the same pages."""
         if self.pages.dtype != torch.uint8 or self.chunks.dtype != torch.uint8:
             raise BindingError("pages and chunks are bytes (uint8)")
-        if self.pages.shape[1] != self.chunks.shape[2] or self.pages.stride(1) != 1 or self.chunks.stride(2) != 1:
+        if (
+            self.pages.shape[1] != self.chunks.shape[2]
+            or self.pages.stride(1) != 1
+            or self.chunks.stride(2) != 1
+        ):
             raise BindingError(
                 f"pages of {tuple(self.pages.shape)} bytes do not fit chunks of {tuple(self.chunks.shape)}"
             )
         if self.pages.is_cuda and not self.chunks.is_pinned():
-            raise BindingError("a kernel can only reach pinned host memory: allocate chunks with pin_memory=True")
+            raise BindingError(
+                "a kernel can only reach pinned host memory: allocate chunks with pin_memory=True"
+            )
