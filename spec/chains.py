@@ -61,8 +61,10 @@ class Chains:
         """The served model's token after ``prefix``: any fixed function will do, one that varies is best."""
         return 1000 + (self._last[prefix] * 7 + self.length(prefix) * 3) % 11
 
-    def name(self, content: int) -> str:
+    def name(self, content: int | tuple[int, ...]) -> str:
         """How a trace prints one cell: its tokens count and identity, or what is wrong with it."""
+        if isinstance(content, tuple):
+            return f"a window of {len(content)} states"
         if content == GARBAGE:
             return "garbage"
         if content == TORN:

@@ -152,7 +152,7 @@ class World:
         ]
         self.clients: dict[UserId, Client] = {}
         self.lives: Counter[str] = Counter()
-        self.finished: dict[str, tuple[int, ...]] = {}  # last complete token list by client name
+        self.finished: dict[str, tuple[int, ...]] = {}  # tokens of the client's last finished request
         self.steps: dict[int, StepRun] = {}
         self.queue: deque[int] = deque()
         self.depth = config.pp + 1 if config.async_scheduling else config.pp
@@ -272,11 +272,18 @@ class World:
     def prompt_tokens(self, family: str, prompt: int) -> tuple[int, ...]:
         """Tokens of a prompt.  Families ``0`` to ``3`` share prefixes; a client's name continues its last
         conversation."""
-        if family in self.finished:
-            base = self.finished[family]
+        base = self.conversation(family)
+        if base:
             return base + tuple(500 + i for i in range(prompt))
         branch = {"0": 1_000_000, "1": 6, "2": 0}.get(family, 11)
         return tuple(1 if i < branch else 2 + branch for i in range(prompt))
+
+    def conversation(self, name: str) -> tuple[int, ...]:
+        """The tokens of that client's last request, as far as they were delivered; empty if it never sent one."""
+        request = self.book.requests.get((name, self.lives[name]))
+        if request is not None and request.status is not Status.DONE:
+            return tuple(request.tokens)
+        return self.finished.get(name, ())
 
     def output_due(self) -> bool:
         """Whether the engine loop processes an output now."""
@@ -368,6 +375,7 @@ class World:
             del self.steps[step]
 
     def _run(self, rank: int, stream: str, ops: int) -> None:
+        self.dirty.add("streams")
         left = ops or 1_000_000
         while left and self.verdict is None and self.head_blocked(rank, stream) is None:
             self.step_stream(self.ranks[rank], stream)
@@ -407,6 +415,7 @@ class World:
         return False
 
     def _drain(self) -> None:
+        self.dirty.add("streams")
         while self.verdict is None and self.progress():
             pass
 
@@ -461,6 +470,24 @@ class World:
         if not self.verdict:
             left = self.leftover()
             self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
+
+    def fingerprint(self) -> str:
+        """All that decides how the run goes on, as text: equal texts, equal futures."""
+        book = self.book
+        parts: list[object] = [
+            sorted((u, r.status, r.known, r.computed, r.hit, r.cols, r.retained, r.flying) for u, r in book.requests.items()),
+            list(book.free), sorted(book.by_key.items()), sorted(book.tier.items()), sorted(book.core.jobs.items()),
+            list(self.queue), sorted((u, c.computed, len(c.tokens), c.agree, c.pending) for u, c in self.clients.items()),
+            sorted((t.job, sorted(t.reported), t.snapshots) for t in self.transfers.values()),
+        ]  # fmt: skip
+        for rank in self.ranks:
+            memory = rank.memory
+            parts += [
+                [list(map(repr, rank.streams[stream])) for stream in STREAMS], sorted(rank.ended), sorted(rank.landed),
+                memory.view, memory.cells, sorted(memory.host.items()), memory.tables["source"], memory.accepted,
+                memory.state, memory.computed, memory.counts,
+            ]  # fmt: skip
+        return repr(parts)
 
     def leftover(self) -> str | None:
         """What an idle engine still holds."""
@@ -552,7 +579,9 @@ class World:
             client.preempted_at = 0
         elif kind == "finish":
             client = self.clients[decision[1]]
-            if decision[2] == "length":
+            if decision[2] != "length":
+                self.finished[client.uid[0]] = tuple(self.book.requests[client.uid].tokens)
+            else:
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
                 self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
@@ -746,7 +775,7 @@ class World:
                         self.broken(
                             rule,
                             f"rank {rank.index}, {uid}, group {self.config.groups[g].name}, position {at + i} "
-                            f"(column {col}, block {page}): holds {self.chains.name(value)}, "  # type: ignore[arg-type]
+                            f"(column {col}, block {page}): holds {self.chains.name(value)}, "
                             f"should hold {self.chains.name(line[at + 1 + i])}",
                         )
                         return

@@ -48,7 +48,7 @@ def chunk_problem(world: World, rank: Rank, event: Event, subs: tuple[int, ...])
             )
             if view != g or found != (line[n], line[n]):
                 return (
-                    f"state of {world.chains.name(found[1])}, should be that of {world.chains.name(line[n])}"  # type: ignore[arg-type]
+                    f"state of {world.chains.name(found[1])}, should be that of {world.chains.name(line[n])}"
                 )
             continue
         first = n - (per - sub) * group.block_tokens
@@ -56,7 +56,7 @@ def chunk_problem(world: World, rank: Rank, event: Event, subs: tuple[int, ...])
         if view != g or cells != want:
             at = next((i for i, cell in enumerate(cells) if i >= len(want) or cell != want[i]), 0)
             held = cells[at] if at < len(cells) else TORN
-            return f"position {first + at} holds {world.chains.name(held)}, should hold {world.chains.name(want[at])}"  # type: ignore[arg-type]
+            return f"position {first + at} holds {world.chains.name(held)}, should hold {world.chains.name(want[at])}"
     return None
 
 

@@ -166,9 +166,13 @@ def boundary_block(table_block: int, mirror_block: int) -> int:
     return table_block
 
 
-def boundary_verified(computed: int, scheduled: int, known: int) -> bool:
-    """Whether a decode step's boundary waits for verification before it is published: always."""
-    return True
+def publishes_unrun_boundary() -> bool:
+    """Whether a decode step's boundary is published when the step is scheduled.
+
+    It reaches its column only with post-processing, ``pp`` steps later on an earlier stage; so it is published when the
+    step's output is processed.  vLLM 0.33.0 registers a boundary at the step's first token when it is scheduled
+    (``KVCacheManager.allocate_slots``: ``cache_blocks``), unless hashes look ahead."""
+    return False
 
 
 def mamba_drops() -> int:
@@ -405,7 +409,7 @@ class Decisions:
     split_divisor: Callable[[Config, int], int] = split_divisor
     same_step_hit: Callable[[bool], bool] = same_step_hit
     boundary_block: Callable[[int, int], int] = boundary_block
-    boundary_verified: Callable[[int, int, int], bool] = boundary_verified
+    publishes_unrun_boundary: Callable[[], bool] = publishes_unrun_boundary
     mamba_drops: Callable[[], int] = mamba_drops
     positional_group: Callable[[Group], bool] = positional_group
     precopy_row: Table = slot_row

@@ -14,7 +14,7 @@ from spec.book import Key, Request, Status
 from spec.config import Group, Kind
 from spec.policy import PolicyError
 from spec.reference.plan import Chunk, JobState
-from spec.reference.tables import fresh_columns, publish_boundary, publish_columns
+from spec.reference.tables import fresh_columns, publish_columns, publish_states
 
 if TYPE_CHECKING:
     from spec.reference.scheduler import Reference
@@ -330,6 +330,6 @@ def loaded(ref: Reference, state: JobState) -> None:
             for g, group in enumerate(ref.config.groups):
                 if group.kind is not Kind.MAMBA:
                     publish_columns(ref, request, g, request.hit)
-            publish_boundary(ref, request, request.hit, now=False)
+            publish_states(ref, request, request.hit, now=False)
             ref.offers.clear()  # what was loaded from the tier need not be stored again
     ref.waiting.insert(0, request.uid)

@@ -14,7 +14,6 @@ from math import lcm
 from typing import Any
 
 from spec.arith import align, coverage
-from spec.arith.division import round_down
 from spec.book import Book, Key, Request, Status
 from spec.chains import Chains
 from spec.config import Config, Kind
@@ -164,15 +163,14 @@ class Reference:
             alive = request.status is Status.RUNNING
             left = request.prompt + plan.outputs - request.known
             kept = new[:left] if request.status is not Status.DONE else ()
-            before = request.processed
             rejected = drafts + 1 - len(new) if new else 0
             self.do(
                 ("tokens", uid, output.step, kept, request.computed - rejected if alive else request.computed)
             )
             if new and alive:
                 self.accepted.append((uid, len(new)))
-            if alive and new and self.decide.boundary_verified(before, drafts + 1, request.known):
-                self.publish_crossed(request, before, request.processed)
+            if alive and new:
+                tables.publish_states(self, request, request.processed, now=False)
             if request.status is not Status.DONE and request.known >= request.prompt + plan.outputs:
                 self.finish(request, "length")
         self.do(("done", output.step))
@@ -180,11 +178,6 @@ class Reference:
             self.release_copies(request, output.step)
         self.release_due()
         return self.answer()
-
-    def publish_crossed(self, request: Request, before: int, after: int) -> None:
-        """Boundaries that verified tokens have crossed are in their columns once post-processing has run."""
-        if self.mamba_groups and align.boundaries_crossed(before, after - before, self.mamba_block):
-            tables.publish_boundary(self, request, round_down(after, self.mamba_block), now=False)
 
     def finish(self, request: Request, why: str) -> None:
         """A request is over.  What it has computed is stored; its blocks go back when no step in flight
@@ -351,10 +344,9 @@ class Reference:
         if decode and self.config.async_scheduling:
             plan.sampled_in = message.step
         tables.publish_attention(self, request, c, q)
-        if decode and not self.decide.boundary_verified(c, q, request.known):
-            self.publish_crossed(request, c, min(c + q, request.known + drafts))
+        if not decode or self.decide.publishes_unrun_boundary():
+            tables.publish_states(self, request, min(c + q, request.known), now=True)
         if not decode:
-            tables.publish_boundary(self, request, c + q, now=True)
             tables.publish_tail(self, request, c + q)
         message.rows.append(RowMessage(request.uid, c, processed, q, decode))
         self.tell_columns(message, request, c)

@@ -204,22 +204,30 @@ def publish_columns(ref: Reference, request: Request, g: int, upto: int) -> None
         plan.published[g] += 1
 
 
-def publish_boundary(ref: Reference, request: Request, n: int, *, now: bool) -> None:
-    """Put a recurrent state under the key of the ``n`` tokens folded into it, and offer it to the store.
+def publish_states(ref: Reference, request: Request, upto: int, *, now: bool) -> None:
+    """Put recurrent columns below ``upto`` tokens under their keys, and offer them to the store.
 
-    ``now``: the step being scheduled will write it, so no reader of the same step may adopt it."""
-    if not ref.mamba_groups or n % ref.mamba_block or not n or not ref.config.prefix_caching:
+    Column p is published as the state after ``(p + 1)`` blocks.  That is what it holds only because prefill chunks end
+    on boundaries and post-processing moves a crossed boundary's state to its column.  ``now``: the step being
+    scheduled will write it, so no reader of the same step may adopt it."""
+    if not ref.config.prefix_caching:
         return
+    plan = ref.plans[request.uid]
     for g in ref.mamba_groups:
-        col = n // ref.mamba_block - 1
-        key = key_of(ref, request, g, n)
-        held = request.cols[g][col] if col < len(request.cols[g]) else 0
-        if key is None or not held or held in ref.book.core.key:
-            continue
-        ref.do(("publish", request.uid, g, held, n, key[2]))
-        if now:
-            ref.cached_now[held] = None
-        ref.offers.append((request.uid, g, held, n))
+        while (plan.published[g] + 1) * ref.mamba_block <= upto:
+            col = plan.published[g]
+            n = (col + 1) * ref.mamba_block
+            key = key_of(ref, request, g, n)
+            if key is None:
+                break
+            plan.published[g] += 1
+            held = request.cols[g][col] if col < len(request.cols[g]) else 0
+            if not held or held in ref.book.core.key:
+                continue
+            ref.do(("publish", request.uid, g, held, n, key[2]))
+            if now:
+                ref.cached_now[held] = None
+            ref.offers.append((request.uid, g, held, n))
 
 
 def publish_tail(ref: Reference, request: Request, n: int) -> None:

@@ -1,0 +1,304 @@
+"""``python -m spec.faults list | show NAME | hunt NAME|--all|--file FILE | table | check``: the catalogue at work.
+
+``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when something was
+not found within the budget.  On a file of your own it exits 1 with the counterexample it found, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spec import config as configs
+from spec import render
+from spec.faults import CATALOGUE
+from spec.faults.fault import DECISION, LIVENESS, Fault
+from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
+from spec.reduce import reduce, replay
+from spec.rules import BY_NAME
+
+RECORD = Path(__file__).parent / "record.json"
+
+
+class UsageError(ValueError):
+    """Bad input; the message is the one line that is shown."""
+
+
+def load_file(path: str) -> Fault:
+    """The ``FAULT`` of a Python file that somebody wrote.  Raises :class:`UsageError`."""
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location("fault_file", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001 - whatever the file raises is the file's problem, told in one line
+        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
+    fault = getattr(module, "FAULT", None)
+    if not isinstance(fault, Fault):
+        raise UsageError(f"{path}: must define FAULT = Fault(...) (from spec.faults import Fault)")
+    if not fault.bites:
+        raise UsageError(f"{path}: FAULT.bites must name at least one configuration to hunt in")
+    try:
+        _ = fault.policy
+        for name in (*fault.bites, *fault.harmless):
+            configs.named(name)
+    except (TypeError, configs.ConfigError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    return fault
+
+
+def named(name: str) -> Fault:
+    """A catalogue entry.  Raises :class:`UsageError`."""
+    if name not in CATALOGUE:
+        raise UsageError(f"no fault named {name!r}; `python -m spec.faults list` shows all")
+    return CATALOGUE[name]
+
+
+# -- list, show, table -----------------------------------------------------------------------------------------
+
+
+def list_faults() -> int:
+    """One line a fault."""
+    for fault in CATALOGUE.values():
+        print(f"{fault.name:<36}{fault.kind:<14}{fault.mechanism:<20}{fault.did}")
+    return 0
+
+
+def show(fault: Fault) -> int:
+    """All that the catalogue knows of one fault, and its stored run."""
+    print(f"{fault.name}  ({fault.kind}, {fault.mechanism}; base design: {fault.design})")
+    print(f"  did       {fault.did}\n  repair    {fault.repair}")
+    print(f"  decisions {', '.join((*fault.change, *(f'base {name}' for name in fault.base))) or '-'}")
+    print(f"  bites in  {', '.join(fault.bites) or '-'}")
+    if fault.harmless:
+        print(f"  harmless  {', '.join(fault.harmless)}: {fault.why_harmless}")
+    if fault.theorem:
+        print(f"  theorem   {fault.theorem} (python -m spec.prove arith)")
+    for source in fault.source:
+        print(f"  source    {source}")
+    if fault.cases:
+        print(f"  cases     {', '.join(fault.cases)}")
+    run = stored(fault.name)
+    if run:
+        config, rule, choices = run
+        print(f"\nshortest stored run: {config.name}, {len(choices)} choices, breaks {rule}")
+        world = replay(config, fault.policy, choices, record=True)
+        print(render.text(config, f"fault:{fault.name}", world.events))
+    return 0
+
+
+def table() -> int:
+    """The documentation's table, from the record of the last full hunt."""
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"hunts": {}}
+    print(f"<!-- made by `python -m spec.faults table`; hunted with `{record.get('command', '-')}`")
+    print(f"     on {record.get('machine', '-')} -->\n")
+    print("| fault | mechanism | kind | consequence broken | config | choices | found in, s | source |")
+    print("|---|---|---|---|---|---:|---:|---|")
+    for fault in CATALOGUE.values():
+        one = record["hunts"].get(fault.name, {})
+        link = fault.source[0]
+        link = f"[report]({link})" if link.startswith("http") else f"`{link}`"
+        seconds = f"{one['seconds']:.2f}" if one.get("choices") else "-"
+        print(
+            f"| `{fault.name}` | {fault.mechanism} | {fault.kind} | {one.get('rule') or '-'} "
+            f"| {one.get('config') or '-'} | {len(one.get('choices', ())) or '-'} | {seconds} | {link} |"
+        )
+    return 0
+
+
+# -- hunt ------------------------------------------------------------------------------------------------------
+
+
+def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
+    """Print one hunt."""
+    state = "WRONG" if outcome.wrong else "MISSED" if outcome.missed else "ok"
+    if outcome.choices:
+        print(
+            f"{state:<7}{fault.name:<36}{outcome.rule} in {outcome.config}: {len(outcome.choices)} choices, "
+            f"found in {outcome.seconds:.2f} s; {outcome.search}; Hypothesis {outcome.by_hypothesis or 'not asked'}",
+            flush=True,
+        )
+    else:
+        print(
+            f"{state:<7}{fault.name:<36}{outcome.rule or fault.kind}: {outcome.text or fault.why_harmless}",
+            flush=True,
+        )
+    for line in (*outcome.wrong, *outcome.missed):
+        print(f"       {line}")
+    if trace and outcome.choices:
+        show_run(fault, outcome.config, outcome.choices)
+
+
+def show_run(fault: Fault, config_name: str, choices: Sequence[Any]) -> None:
+    """The shrunk run: its choices, the rendered trace, what broke and on the way."""
+    config = configs.find(config_name)
+    world = replay(config, fault.policy, choices, record=True)
+    print(f"\n{len(choices)} choices in {config.name}:\n{show_choices(tuple(choices))}\n")
+    print(render.text(config, f"fault:{fault.name}", world.events))
+    if world.verdict:
+        print(
+            f"\nbreaks {world.verdict.rule}: {BY_NAME[world.verdict.rule].sentence}\n  {world.verdict.text}"
+        )
+    for breach in world.disciplines:
+        print(f"on the way: {breach.rule}: {breach.text}")
+
+
+def hunt_file(path: str, args: argparse.Namespace) -> int:
+    """Hunt somebody's own fault: 1 with a counterexample, 0 without."""
+    fault = load_file(path)
+    for name in fault.bites:
+        config = configs.named(name)
+        found = find(config, fault.policy, runs=args.runs, choices=args.choices, seed=args.seed)
+        if found:
+            short = reduce(config, fault.policy, found.choices, found.breach.rule)
+            print(f"refuted: {fault.name} in {name}, found in run {found.runs} ({found.seconds:.2f} s)")
+            show_run(fault, name, short)
+            return 1
+        print(
+            f"{fault.name}: not refuted in {name} ({args.runs} runs of {args.choices} choices, seed {args.seed})"
+        )
+    print("verdict: holds (sampled, not proved)")
+    return 0
+
+
+def hunt_one(name: str, runs: int, choices: int, seed: int, seeds: int, states: int) -> Hunt:
+    """A job of the pool."""
+    return hunt(CATALOGUE[name], runs=runs, choices=choices, seed=seed, seeds=seeds, states=states)
+
+
+def hunt_many(names: list[str], args: argparse.Namespace) -> int:
+    """Hunt catalogue entries and judge their expectations."""
+    work = partial(
+        hunt_one, runs=args.runs, choices=args.choices, seed=args.seed, seeds=args.seeds, states=args.states
+    )
+    outcomes: list[Hunt] = []
+    began = time.perf_counter()
+    stopped = False
+    try:
+        if args.jobs > 1 and len(names) > 1:
+            with multiprocessing.Pool(args.jobs) as pool:
+                for outcome in pool.imap_unordered(work, names):
+                    outcomes.append(outcome)
+                    report(CATALOGUE[outcome.fault], outcome, trace=False)
+        else:
+            for name in names:
+                outcomes.append(work(name))
+                report(CATALOGUE[name], outcomes[-1], trace=len(names) == 1)
+    except KeyboardInterrupt:
+        stopped = True
+        print("stopped before all were hunted")
+    if args.store:
+        for outcome in outcomes:
+            if outcome.choices and not outcome.wrong:
+                store(outcome)
+    wrong = [one.fault for one in outcomes if one.wrong]
+    missed = [one.fault for one in outcomes if one.missed and not one.wrong]
+    refuted = sum(1 for one in outcomes if one.choices or one.rule)
+    print(
+        f"\n{len(outcomes)} of {len(names)} hunted in {time.perf_counter() - began:.0f} s: {refuted} refuted; "
+        f"expectations failed: {', '.join(wrong) or 'none'}; not found: {', '.join(missed) or 'none'}"
+    )
+    shared_rules(outcomes)
+    if args.json or (args.store and len(names) == len(CATALOGUE)):
+        record = {
+            "command": f"python -m spec.faults hunt --all --runs {args.runs} --choices {args.choices} "
+            f"--seed {args.seed} --seeds {args.seeds}",
+            "machine": args.machine,
+            "hunts": {one.fault: asdict(one) for one in sorted(outcomes, key=lambda one: one.fault)},
+        }
+        text = json.dumps(record, indent=1) + "\n"
+        for target in ([Path(args.json)] if args.json else []) + ([RECORD] if args.store else []):
+            target.write_text(text, encoding="utf-8")
+    return 1 if wrong else 3 if missed or stopped else 0
+
+
+def shared_rules(outcomes: list[Hunt]) -> None:
+    """How many faults fall to a consequence that another fault breaks too."""
+    by_rule: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.choices:
+            by_rule.setdefault(outcome.rule, []).append(outcome.fault)
+    total = sum(map(len, by_rule.values()))
+    shared = sum(len(names) for names in by_rule.values() if len(names) > 1)
+    if total > 1:
+        print(f"{shared} of {total} faults with a trace break a consequence that another one breaks too")
+
+
+def check() -> int:
+    """Replay every stored run on its fault and on its repair."""
+    problems = []
+    for fault in CATALOGUE.values():
+        if fault.kind in (DECISION, LIVENESS):
+            problems += list(check_stored(fault))
+    for problem in problems:
+        print(problem)
+    print(
+        f"{sum(f.kind in (DECISION, LIVENESS) for f in CATALOGUE.values())} stored runs replayed, {len(problems)} problems"
+    )
+    return 1 if problems else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m spec.faults", description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("list", help="one line a fault")
+    verbs.add_parser("table", help="the documentation's table")
+    verbs.add_parser("check", help="replay the stored runs on fault and repair")
+    one = verbs.add_parser("show", help="everything about one fault")
+    one.add_argument("name")
+    hunting = verbs.add_parser("hunt", help="find, shrink, and try the repair")
+    hunting.add_argument("names", nargs="*", metavar="NAME")
+    hunting.add_argument("--all", action="store_true")
+    hunting.add_argument("--file", metavar="FILE", help="a file that defines FAULT = Fault(...)")
+    hunting.add_argument("--runs", type=int, default=300, metavar="R")
+    hunting.add_argument("--choices", type=int, default=200, metavar="N")
+    hunting.add_argument("--seed", type=int, default=0, metavar="S")
+    hunting.add_argument(
+        "--seeds", type=int, default=1, help="repeat the search from this many seeds; times are medians"
+    )
+    hunting.add_argument("--states", type=int, default=2000, help="states of the breadth-first search")
+    hunting.add_argument("--jobs", type=int, default=2, help="processes")
+    hunting.add_argument("--store", action="store_true", help="keep the shortest runs in the repository")
+    hunting.add_argument(
+        "--machine", default="unnamed machine", help="what to call this machine in the record"
+    )
+    hunting.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        if args.verb == "list":
+            return list_faults()
+        if args.verb == "table":
+            return table()
+        if args.verb == "check":
+            return check()
+        if args.verb == "show":
+            return show(named(args.name))
+        for option in ("runs", "choices", "seeds", "states", "jobs"):
+            if getattr(args, option) < 1:
+                raise UsageError(f"--{option} must be at least 1, got {getattr(args, option)}")
+        if args.file:
+            return hunt_file(args.file, args)
+        names = list(CATALOGUE) if args.all else [named(name).name for name in args.names]
+        if not names:
+            raise UsageError("name a fault, or give --all or --file FILE")
+        return hunt_many(names, args)
+    except UsageError as error:
+        print(f"spec.faults: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Hunting a fault: find a run that breaks a consequence, shrink it, and test the repair on it.
+
+Finding and shrinking are separate.  The walker finds (hundreds of times as fast as anything that generates through
+Hypothesis), Hypothesis' generation finds by another road, and the reducer shrinks in milliseconds a replay.  A
+breadth-first search over the trace's own choices then says whether a shorter run exists, as far as it got.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from spec import config as configs
+from spec import script
+from spec.config import Config
+from spec.events import Event
+from spec.faults.fault import Fault
+from spec.reduce import reduce, replay
+from spec.walk import Adversary, PolicyFactory, draw_options, walk_once
+from spec.world import Breach, World
+
+TRACES = Path(__file__).parent / "traces"
+Choices = tuple[Event, ...]
+LONGEST_TRACE = 20  # choices
+LONGEST_SEARCH_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Found:
+    """A run that broke a consequence."""
+
+    breach: Breach
+    choices: Choices
+    runs: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Hunt:
+    """The outcome of one fault's hunt, and the expectations that it failed."""
+
+    fault: str
+    config: str = ""
+    rule: str = ""
+    text: str = ""
+    disciplines: list[str] = field(default_factory=list)
+    choices: Choices = ()
+    runs: int = 0
+    seconds: float = 0.0  # to find it: the median over the seeds
+    by_hypothesis: str = ""
+    search: str = ""  # what the breadth-first search says
+    missed: list[str] = field(default_factory=list)  # not found within the budget: undetermined
+    wrong: list[str] = field(default_factory=list)  # an expectation that failed
+
+
+def find(config: Config, policy: PolicyFactory, *, runs: int, choices: int, seed: int) -> Found | None:
+    """Walk until a consequence breaks."""
+    began = time.perf_counter()
+    for number in range(runs):
+        run = walk_once(config, policy, seed, number, choices)
+        verdict = run.world.verdict
+        if verdict:
+            made = tuple(run.choices)
+            if run.world.choices > len(made):
+                made = (*made, ("quiet",))
+            return Found(verdict, made, number + 1, time.perf_counter() - began)
+    return None
+
+
+def find_by_hypothesis(
+    config: Config, policy: PolicyFactory, *, examples: int, choices: int, seed: int
+) -> str:
+    """Let Hypothesis generate the adversary's draws (its generation only: the reducer shrinks)."""
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+
+    began = time.perf_counter()
+    tried = [0]
+
+    class FoundOne(Exception):
+        pass
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(st.randoms(use_true_random=False))
+    def generate(random: object) -> None:
+        tried[0] += 1
+        options = draw_options(config, random)  # type: ignore[arg-type]
+        adversary = Adversary(config, random, options)  # type: ignore[arg-type]
+        world = World(config, policy)
+        for _ in range(2 * choices):
+            choice = adversary.draw(world)
+            if choice is not None:
+                world.choose(choice)
+            if world.verdict:
+                raise FoundOne
+        if not world.verdict and not world.quiet():
+            raise FoundOne
+
+    try:
+        generate()
+    except FoundOne:
+        return f"found in example {tried[0]}, {time.perf_counter() - began:.1f} s"
+    return f"not found in {tried[0]} examples"
+
+
+def removable(config: Config, policy: PolicyFactory, choices: Choices, rule: str) -> list[int]:
+    """Positions of choices without which the same rule still breaks."""
+    return [
+        at
+        for at in range(len(choices))
+        if broke(replay(config, policy, choices[:at] + choices[at + 1 :]), rule)
+    ]
+
+
+def broke(world: World, rule: str) -> bool:
+    """Whether the run ended with this rule broken."""
+    return world.verdict is not None and world.verdict.rule == rule
+
+
+def breadth_first(
+    config: Config, policy: PolicyFactory, choices: Choices, rule: str, *, states: int, seconds: float
+) -> tuple[str, Choices]:
+    """Search all runs over the trace's own choices, shortest first; what it says, and the shortest run known."""
+    alphabet = list(dict.fromkeys(choices))
+    seen: set[int] = set()
+    level: list[Choices] = [()]
+    began = time.perf_counter()
+    for depth in range(1, len(choices) + 1):
+        following: list[Choices] = []
+        for prefix in level:
+            for choice in alphabet:
+                world = replay(config, policy, prefix)
+                if not world.choose(choice):
+                    continue
+                if broke(world, rule):
+                    said = f"breadth-first over its {len(alphabet)} choices: {depth} ({len(seen)} states)"
+                    return said, (*prefix, choice)
+                if world.verdict:
+                    continue
+                mark = hash(world.fingerprint())
+                if mark not in seen:
+                    seen.add(mark)
+                    following.append((*prefix, choice))
+                if len(seen) >= states or time.perf_counter() - began > seconds:
+                    said = f"breadth-first: none of {depth - 1} choices or fewer ({len(seen)} states, then stopped)"
+                    return said, choices
+        level = following
+    return f"breadth-first: none of up to {len(choices)} choices ({len(seen)} states)", choices
+
+
+def hunt(
+    fault: Fault,
+    *,
+    runs: int = 300,
+    choices: int = 200,
+    seed: int = 0,
+    seeds: int = 1,
+    states: int = 2000,
+    hypothesis: bool = True,
+) -> Hunt:
+    """Everything that is expected of one fault of the catalogue."""
+    outcome = Hunt(fault.name)
+    if fault.kind == "configuration":
+        return refused(fault, outcome)
+    if fault.kind == "formula":
+        return by_theorem(fault, outcome)
+    for name in fault.bites:
+        hunt_in(fault, configs.named(name), outcome, runs=runs, choices=choices, seed=seed, seeds=seeds)
+        if not outcome.choices:
+            continue
+        config = configs.named(outcome.config)
+        if name == outcome.config:
+            outcome.search, outcome.choices = breadth_first(
+                config, fault.policy, outcome.choices, outcome.rule, states=states, seconds=15
+            )
+            if hypothesis:
+                outcome.by_hypothesis = find_by_hypothesis(
+                    config, fault.policy, examples=150, choices=80, seed=seed
+                )
+    for name in fault.harmless:
+        held = find(configs.named(name), fault.policy, runs=max(20, runs // 6), choices=choices, seed=seed)
+        if held:
+            outcome.wrong.append(f"refuted in {name}, where it should be harmless: {held.breach.rule}")
+    return outcome
+
+
+def hunt_in(
+    fault: Fault, config: Config, outcome: Hunt, *, runs: int, choices: int, seed: int, seeds: int
+) -> None:
+    """Find it in one configuration, shrink it, keep it if it is the shortest so far, and try the repair."""
+    found = [find(config, fault.policy, runs=runs, choices=choices, seed=seed + i) for i in range(seeds)]
+    hits = [one for one in found if one is not None]
+    if 2 * len(hits) <= len(found):
+        outcome.missed.append(
+            f"not found in {config.name} within {runs} runs (of {seeds} seeds: {len(hits)})"
+        )
+        return
+    short = min((reduce(config, fault.policy, one.choices, one.breach.rule) for one in hits[:3]), key=len)
+    world = replay(config, fault.policy, short)
+    assert world.verdict is not None
+    rule = world.verdict.rule
+    if removable(config, fault.policy, short, rule):
+        outcome.wrong.append(f"{config.name}: a choice of the shrunk run can be removed")
+    repaired = replay(config, fault.repaired, short)
+    if repaired.verdict or (short[-1] != ("quiet",) and not repaired.quiet()):
+        outcome.wrong.append(f"{config.name}: the repair breaks {repaired.verdict} on the same choices")
+    fresh = find(config, fault.repaired, runs=max(20, runs // 10), choices=choices, seed=seed + 1000)
+    if fresh:
+        outcome.wrong.append(f"{config.name}: the repair breaks {fresh.breach.rule}: {fresh.breach.text}")
+    seconds = median(one.seconds for one in hits)
+    if seconds > LONGEST_SEARCH_SECONDS:
+        outcome.missed.append(
+            f"{config.name}: found in {seconds:.1f} s, more than {LONGEST_SEARCH_SECONDS:.0f}"
+        )
+    if not outcome.choices or len(short) < len(outcome.choices):
+        outcome.config, outcome.rule, outcome.text = config.name, rule, world.verdict.text
+        outcome.choices, outcome.seconds = short, seconds
+        outcome.runs = int(median(one.runs for one in hits))
+        outcome.disciplines = [breach.rule for breach in world.disciplines]
+        if len(short) > LONGEST_TRACE:
+            outcome.missed.append(f"{config.name}: {len(short)} choices, more than {LONGEST_TRACE}")
+        else:
+            outcome.missed = [line for line in outcome.missed if "more than 20" not in line]
+
+
+def refused(fault: Fault, outcome: Hunt) -> Hunt:
+    """A configuration fault: the text must be refused."""
+    try:
+        configs.parse(fault.refused)
+    except configs.ConfigError as error:
+        outcome.rule, outcome.text = "refused", str(error)
+    else:
+        outcome.wrong.append("the configuration was accepted")
+    return outcome
+
+
+def by_theorem(fault: Fault, outcome: Hunt) -> Hunt:
+    """A formula fault: a theorem must refute it.  Solvers stay in spec.prove; here the theorem is named."""
+    outcome.rule, outcome.text = "theorem", f"refuted by `python -m spec.prove arith`: {fault.theorem}"
+    return outcome
+
+
+# -- stored traces ---------------------------------------------------------------------------------------------
+
+
+def store(outcome: Hunt, folder: Path = TRACES) -> Path:
+    """Write a fault's shortest run as a script."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{outcome.fault}.txt"
+    lines = [f"# config {outcome.config}", f"# breaks {outcome.rule}", *map(script.line, outcome.choices)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def stored(name: str, folder: Path = TRACES) -> tuple[Config, str, Choices] | None:
+    """The stored run of a fault: configuration, rule, choices."""
+    path = folder / f"{name}.txt"
+    if not path.exists():
+        return None
+    config = rule = ""
+    choices: list[Event] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# config "):
+            config = line.removeprefix("# config ")
+        elif line.startswith("# breaks "):
+            rule = line.removeprefix("# breaks ")
+        elif line:
+            choices.append(script.parse(line))
+    return configs.named(config), rule, tuple(choices)
+
+
+def check_stored(fault: Fault) -> Iterator[str]:
+    """Problems of a stored run: the fault must break its rule on it, the repair must survive it."""
+    run = stored(fault.name)
+    if run is None:
+        yield f"{fault.name}: no stored trace"
+        return
+    config, rule, choices = run
+    world = replay(config, fault.policy, choices)
+    if not broke(world, rule):
+        yield f"{fault.name}: the stored run does not break {rule}, but {world.verdict}"
+    repaired = replay(config, fault.repaired, choices)
+    if repaired.verdict or (choices[-1:] != (("quiet",),) and not repaired.quiet()):
+        yield f"{fault.name}: the repair breaks {repaired.verdict} on the stored run"
+
+
+def show_choices(choices: Sequence[Event]) -> str:
+    """The choices as a script."""
+    return "\n".join("  " + script.line(choice) for choice in choices)

@@ -1,0 +1,37 @@
+"""Faults of hit lookup: hits that are too long for a group, and reuse that is lost."""
+
+from __future__ import annotations
+
+from spec.config import Kind
+from spec.faults.fault import DECISION, Fault
+
+FAULTS = (
+    Fault(
+        "hit-of-one-group-for-all", "hit_lookup", DECISION,
+        "The hit of the full-attention group is taken for all; the window's blocks are not asked for.",
+        "the common hit of all groups (find_longest_cache_hit)",
+        ("https://github.com/vllm-project/vllm/pull/46453", "https://github.com/vllm-project/vllm/pull/43090"),
+        {"group_must_serve": lambda group: group.kind is not Kind.WINDOW}, bites=("window-local",),
+        harmless=("plain",), why_harmless="one group", cases=("vllm-46453", "vllm-43090"),
+    ),
+    Fault(
+        "drop-applied-again", "hit_lookup", DECISION,
+        "Every round of the fixed point drops a unit once more.",
+        "once a group", ("https://github.com/vllm-project/vllm/pull/51771", "https://github.com/vllm-project/vllm/pull/57616"),
+        {"dropped_hit": lambda hit, unit, drops: hit - unit * drops}, bites=("tail-drop-full",), harmless=("plain",),
+        why_harmless="nothing is dropped", cases=("vllm-51771", "vllm-57616"),
+    ),
+    Fault(
+        "pending-counts-as-present", "fence", DECISION,
+        "A chunk that is still being written is taken for present, and the load asserts.",
+        "the request asks again (HIT_PENDING)", ("https://github.com/vllm-project/vllm/issues/56701",),
+        {"pending_is_present": lambda state: True}, bites=("plain-offload", "mamba-offload"),
+    ),
+    Fault(
+        "mirror-kept-on-resume", "preemption", DECISION,
+        "A resumed request's copy of its block ids is extended instead of replaced, and stores follow it.",
+        "rebuilt from scratch", ("https://github.com/LMCache/LMCache/issues/1361",),
+        {"keeps_mirror": lambda: True, "positional_group": lambda group: True, "boundary_block": lambda table, mirror: mirror},
+        bites=("composed-tight", "preempting"), cases=("lmcache-1361",),
+    ),
+)  # fmt: skip
