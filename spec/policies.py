@@ -31,14 +31,18 @@ def _lookup_without_extra(group: Group, hit: int, local: int, chunk: int) -> int
 #: name -> factory; ``fault:NAME`` is the reference with one decision replaced by what code in the field did
 POLICIES: dict[str, PolicyFactory] = {
     "reference": Reference,
-    # https://github.com/vllm-project/vllm/issues/54173: late copies walk the gathered tables by batch index
-    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("gathered", index))),
+    # https://github.com/vllm-project/vllm/issues/54173: late copies find their row by batch index, ...
+    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("source", index))),
+    # ... or in the gathered tables, which hold another batch by then
+    "fault:table-bound-at-capture": deciding(
+        Decisions(post_row=lambda index, slot: Deref("gathered", index))
+    ),
     # https://github.com/vllm-project/vllm/issues/56701: lookup counts the window, not what a drafter re-reads
     "fault:lookup-without-extra": deciding(Decisions(lookup_first=_lookup_without_extra)),
     # The first rank's report lifts the fences, although other ranks still read the blocks.
     "fault:fence-dropped-early": deciding(Decisions(fence_done=lambda waiting: True)),
     # The first rank's report settles the transfer, although other ranks have not copied.
-    "fault:ready-after-first-report": deciding(Decisions(job_done=lambda waiting: True)),
+    "fault:visible-after-one-rank": deciding(Decisions(job_done=lambda waiting: True)),
 }
 
 

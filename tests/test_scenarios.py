@@ -48,7 +48,7 @@ def test_a_wrong_narration_is_noticed_and_rewritten(copy: Path, capsys: pytest.C
 
 
 def test_a_wrong_verdict_is_not_rewritten_away(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = "policy fault:ready-after-first-report"
+    bad = "policy fault:visible-after-one-rank"
     copy.write_text(copy.read_text().replace("policy reference", bad))
     assert scenario.main([str(copy), "--rewrite"]) == 1
     assert "expected holds, found " in capsys.readouterr().out

@@ -333,7 +333,7 @@ def test_same_seed_same_bytes_in_any_process(tmp_path: Path) -> None:
 
 
 def test_reducing_is_deterministic() -> None:
-    cfg, policy, choices, rule = scenario_run("row-by-batch-index-pp2")
+    cfg, policy, choices, rule = scenario_run("table-bound-at-capture-pp2")
     first = reduce.reduce(cfg, resolve(policy), choices, rule)
     assert reduce.reduce(cfg, resolve(policy), choices, rule) == first
 
@@ -369,7 +369,7 @@ def assert_minimal(cfg: Config, policy: str, choices: reduce.Choices, rule: str)
 def test_a_transfer_settled_too_early_shrinks_to_one_request_and_one_report() -> None:
     """Each result is minimal: nothing can be left out.  Some seeds end in a longer one (a prompt of
     two tokens that grows into a block, step by step); the shortest is the story itself."""
-    cfg, policy, rule = config.named("plain-offload"), "fault:ready-after-first-report", "ready_chunk_exact"
+    cfg, policy, rule = config.named("plain-offload"), "fault:visible-after-one-rank", "ready_chunk_exact"
     found = []
     for seed in range(60):
         choices = noise(Random(seed), cfg, 120)
@@ -410,7 +410,7 @@ def test_a_fence_dropped_too_early_shrinks_to_two_requests_that_share_a_block() 
 
 
 def test_a_repaired_policy_survives_the_counterexample_of_the_broken_one() -> None:
-    for name in ("fence-dropped-early", "ready-after-first-report", "row-by-batch-index-pp2"):
+    for name in ("fence-dropped-early", "visible-after-one-rank", "table-bound-at-capture-pp2"):
         cfg, policy, choices, rule = scenario_run(name)
         least = reduce.reduce(cfg, resolve(policy), choices, rule)
         world = reduce.replay(cfg, resolve("reference"), least)
@@ -436,7 +436,7 @@ def test_impossible_choices_are_dropped() -> None:
 
 
 def test_shrink_writes_a_trace_that_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg, policy, choices, rule = scenario_run("ready-after-first-report")
+    cfg, policy, choices, rule = scenario_run("visible-after-one-rank")
     source, out = tmp_path / "long.trace", tmp_path / "short.trace"
     trace.write_run(source, cfg, policy, choices)
     assert trace.main(["shrink", str(source), "-o", str(out)]) == 0
