@@ -16,11 +16,14 @@ boundary.
 What went wrong in the field.  Another group's block size as divisor of the seed column
 (https://github.com/vllm-project/vllm/issues/53142) and of the chunk split
 (https://github.com/vllm-project/vllm/pull/54076); accepted counts, hence offsets, of another request
-(https://github.com/vllm-project/vllm/issues/51571).
+(https://github.com/vllm-project/vllm/issues/51571); a split that returns no tokens, step after step
+(https://github.com/vllm-project/vllm/issues/40707).  Two more follow from the formulas of 0.33.0 and are
+seen there (theorem 17): the reserve of `lookahead_reserve` can strand a prefill for good, and a chunk that
+saves its checkpoint from inside may leave a column short of the boundary it is named for.
 
-Sources are functions of vLLM 0.33.0 unless another release is named.  Tokens are counts ("n tokens" are
-positions 0 to n - 1), columns index a request's row of one group, and a block is the group's own block in
-tokens.
+Sources are functions of the vLLM package, release 0.33.0 unless another is named.  Tokens are counts ("n
+tokens" are positions 0 to n - 1), columns index a request's row of one group, and a block is the group's
+own block in tokens.
 """
 
 from spec.arith.checked import ANY, NATURAL, POSITIVE, Limit, domain
@@ -36,7 +39,7 @@ ACCEPTED = Limit(least=1, at_most="after")
 def seed_column(computed: int, block: int) -> int:
     """The column that holds the state after `computed` tokens at admission; -1 (nothing to read) at 0.
 
-    Source: `worker/gpu/model_states/mamba_hybrid.py::add_request`.  Up to 0.31.0 the divisor was the
+    Source: `v1/worker/gpu/model_states/mamba_hybrid.py::add_request`.  Up to 0.31.0 the divisor was the
     smallest block of all groups (https://github.com/vllm-project/vllm/issues/53142).
     """
     return floordiv(computed - 1, block)
@@ -46,8 +49,8 @@ def seed_column(computed: int, block: int) -> int:
 def running_column(computed: int, scheduled: int, block: int) -> int:
     """The column that a step writes its first state to; drafts count as scheduled.
 
-    Source: `worker/mamba_utils.py::preprocess_mamba_align_fused_kernel`; the allocator's count of skipped
-    blocks in `core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks` is the same number.
+    Source: `v1/worker/mamba_utils.py::preprocess_mamba_align_fused_kernel`; the allocator's count of skipped
+    blocks in `v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks` is the same number.
     """
     return cdiv(computed + scheduled, block) - 1
 
@@ -57,7 +60,7 @@ def aligned_first_column(sequence: int, block: int) -> int:
     """The first column of a batch row's state indices, from its sequence length with scheduled tokens; 0
     for a padded row (length 0).
 
-    Source: `worker/mamba_utils.py::get_aligned_state_indices_multi_group_kernel`.
+    Source: `v1/worker/mamba_utils.py::get_aligned_state_indices_multi_group_kernel`.
     """
     return max(floordiv(sequence - 1, block), 0)
 
@@ -67,7 +70,7 @@ def scratch_column(running: int, draft: int) -> int:
     """The column that takes the state after draft number `draft` (1 to K) of a step; number 0 is the first
     token.
 
-    Source: `worker/mamba_utils.py::get_aligned_state_indices_multi_group_kernel` (columns first to first +
+    Source: `v1/worker/mamba_utils.py::get_aligned_state_indices_multi_group_kernel` (columns first to first +
     K).
     """
     return running + draft
@@ -78,7 +81,7 @@ def accepted_offset(accepted: int) -> int:
     """How far past the running column the state to go on from lies, after `accepted` tokens (0 if none was
     sampled).
 
-    Source: `worker/mamba_utils.py::precopy_mamba_align_fused_kernel`.
+    Source: `v1/worker/mamba_utils.py::precopy_mamba_align_fused_kernel`.
     """
     return max(accepted - 1, 0)
 
@@ -87,7 +90,7 @@ def accepted_offset(accepted: int) -> int:
 def source_column(running: int, accepted: int) -> int:
     """The column that the next step's copy reads, given the last step's running column and accepted count.
 
-    Source: `worker/mamba_utils.py::precopy_mamba_align_fused_kernel` (recurrent state; convolution state
+    Source: `v1/worker/mamba_utils.py::precopy_mamba_align_fused_kernel` (recurrent state; convolution state
     stays in the running column and is shifted by the offset instead).
     """
     return running + accepted_offset(accepted)
@@ -101,7 +104,7 @@ def boundary_run(after: int, accepted: int) -> int:
     """Tokens in the state at offset 0 of the running column, after a step that ends at `after` verified
     tokens.
 
-    Source: `worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
+    Source: `v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
     """
     return after - accepted + 1
 
@@ -110,7 +113,7 @@ def boundary_run(after: int, accepted: int) -> int:
 def boundary_reached(after: int, accepted: int, block: int) -> bool:
     """Whether one of the states that the step's accepted tokens left is a boundary's.
 
-    Source: `worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
+    Source: `v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
     """
     return round_down(after, block) >= boundary_run(after, accepted)
 
@@ -120,7 +123,7 @@ def boundary_offset(after: int, accepted: int, block: int) -> int:
     """Offset from the running column of the state of the last boundary at or below `after`; negative if it
     was not reached in this step.
 
-    Source: `worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
+    Source: `v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
     """
     return round_down(after, block) - boundary_run(after, accepted)
 
@@ -129,7 +132,7 @@ def boundary_offset(after: int, accepted: int, block: int) -> int:
 def destination_column(after: int, block: int) -> int:
     """The column of the last boundary at or below `after` tokens; -1 if there is none.
 
-    Source: `worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
+    Source: `v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel`.
     """
     return floordiv(after, block) - 1
 
@@ -149,7 +152,7 @@ def required_columns(computed: int, scheduled: int, block: int, drafts: int) -> 
 
     With all tokens a request may ever have as `computed`, the capacity of a row
     (`MambaSpec.max_num_blocks_per_req`). Source:
-    `core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
+    `v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
     """
     return cdiv(computed + scheduled, block) + drafts
 
@@ -158,7 +161,8 @@ def required_columns(computed: int, scheduled: int, block: int, drafts: int) -> 
 def last_state_column(columns: int, drafts: int) -> int:
     """The running column of the step that made a row `columns` long.
 
-    Source: `core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks` (`last_state_block_idx`).
+    Source: `v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`
+    (`last_state_block_idx`).
     """
     return columns - 1 - drafts
 
@@ -168,7 +172,7 @@ def pads_column(column: int, columns: int, running: int) -> bool:
     """Whether a step with this running column fills `column` with the null block, the row being `columns`
     long.
 
-    Source: `core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
+    Source: `v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
     """
     return column >= columns and column < running
 
@@ -178,7 +182,7 @@ def relocates_column(column: int, columns: int, running: int, drafts: int) -> bo
     """Whether a step with this running column moves the scratch block of `column` to the end of the row and
     leaves the null block in its place; the row is `columns` long and was allocated before.
 
-    Source: `core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
+    Source: `v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks`.
     """
     return column >= columns - drafts and column < columns and column < running
 
@@ -187,7 +191,7 @@ def relocates_column(column: int, columns: int, running: int, drafts: int) -> bo
 def first_live_column(processed: int, block: int) -> int:
     """The first column that is not freed once `processed` tokens are verified and their step is over.
 
-    Source: `core/single_type_kv_cache_manager.py::MambaManager.get_num_skipped_tokens` (processed - 1
+    Source: `v1/core/single_type_kv_cache_manager.py::MambaManager.get_num_skipped_tokens` (processed - 1
     tokens).
     """
     return max(floordiv(processed - 1, block), 0)
@@ -197,7 +201,7 @@ def first_live_column(processed: int, block: int) -> int:
 def frees_last_state(last_state: int, processed: int, block: int) -> bool:
     """Whether the running column of the step before the last one that grew the row is freed as well.
 
-    Source: `core/single_type_kv_cache_manager.py::MambaManager.remove_skipped_blocks`.
+    Source: `v1/core/single_type_kv_cache_manager.py::MambaManager.remove_skipped_blocks`.
     """
     return last_state < cdiv(processed, block) - 1
 
@@ -211,8 +215,8 @@ def boundary_registrable(boundary: int, computed: int, scheduled: int, known: in
     `known` tokens (prompt and verified output, never drafts), with `lookahead` (L) more, which the hash
     covers.
 
-    Source: `core/kv_cache_manager.py::KVCacheManager.allocate_slots` (extent) and
-    `core/single_type_kv_cache_manager.py::SingleTypeKVCacheManager.cache_blocks` (hashes).
+    Source: `v1/core/kv_cache_manager.py::KVCacheManager.allocate_slots` (extent) and
+    `v1/core/single_type_kv_cache_manager.py::SingleTypeKVCacheManager.cache_blocks` (hashes).
     """
     return boundary <= computed + scheduled and boundary + lookahead <= known
 
@@ -222,7 +226,7 @@ def checkpoint_position(tokens: int, unit: int, drop: bool, lookahead: int) -> i
     """The last multiple of `unit` at which a prefill of `tokens` tokens leaves a reusable state, 0 if none.
 
     With the drop (`drop`), one unit less than the last; otherwise at least max(1, lookahead) tokens stay
-    above it. Source: `kv_cache_interface.py::get_mamba_prefill_checkpoint_position`.
+    above it. Source: `v1/kv_cache_interface.py::get_mamba_prefill_checkpoint_position`.
     """
     limit = tokens if drop else tokens - max(1, lookahead)
     return max(round_down(limit, unit) - (unit if drop else 0), 0)
@@ -232,7 +236,7 @@ def checkpoint_position(tokens: int, unit: int, drop: bool, lookahead: int) -> i
 def boundary_from(tokens: int, block: int) -> int:
     """The first boundary at or above `tokens`.
 
-    Source: `core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`.
+    Source: `v1/core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`.
     """
     return cdiv(tokens, block) * block
 
@@ -243,7 +247,7 @@ def aligned_chunk_end(start: int, end: int, prefill_end: int, block: int, step_l
     of at most `step_limit` tokens can never hold a block and no boundary lies in the chunk.
 
     At or below `start` when the chunk cannot be scheduled.
-    Source: `core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`.
+    Source: `v1/core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`.
     """
     aligned = round_down(end, block)
     moves = end < prefill_end and (aligned > start or block <= step_limit)
@@ -261,7 +265,7 @@ def junction_stop(start: int, junction: int, block: int) -> int:
     """Where a chunk stops for a prefix shared up to `junction`, counted in whole blocks *from the chunk's
     start*.
 
-    Source: `core/sched/scheduler.py::Scheduler._mamba_block_aligned_split` (`block_floored`).
+    Source: `v1/core/sched/scheduler.py::Scheduler._mamba_block_aligned_split` (`block_floored`).
     """
     return start + round_down(junction - start, block)
 
@@ -282,11 +286,11 @@ def aligned_split(
     """Tokens of a prefill chunk after the split; 0 means that it cannot be scheduled in this step.
 
     `prefill_end` is max(prompt tokens, known tokens - 1); a chunk that starts there is decode and is not
-    split. `last` is the checkpoint position in blocks and `tail` that in hash blocks (both of
+    split.  `last` is the checkpoint position in blocks and `tail` that in hash blocks (both of
     `checkpoint_position`, 0 for none), `junction` the end of a prefix shared with another request (0 for
     none).  With `exports` the backend saves the checkpoint from inside the chunk, and neither `last`, nor
     `tail`, nor the boundary after a start inside a block stops it.  Source:
-    `core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`, with its divisor as `block`
+    `v1/core/sched/scheduler.py::Scheduler._mamba_block_aligned_split`, with its divisor as `block`
     (`cache_config.block_size`, the smallest block of all groups, in all releases up to 0.33.0:
     https://github.com/vllm-project/vllm/pull/54076).
     """
@@ -307,7 +311,7 @@ def lookahead_reserve(known: int, computed: int, scheduled: int, prefill_lookahe
     next one.
 
     A drafter of several modules reads that many tokens past a chunk's end.
-    Source: `core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead`, applied after the split.
+    Source: `v1/core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead`, applied after the split.
     """
     remaining = known - computed - scheduled
     if remaining <= 0:
@@ -369,7 +373,7 @@ def landing_position(first_column: int, ordinal: int, blocks_per_chunk: int) -> 
 def byte_offset(block_id: int, stride_bytes: int) -> int:
     """Bytes from a tensor's start to a block, in 64 bits.
 
-    Source: `worker/mamba_utils.py::_copy_mamba_state_block`,
+    Source: `v1/worker/mamba_utils.py::_copy_mamba_state_block`,
     `v1/kv_offload/cpu/gpu_worker.py::compute_sub_block_ptrs`.
     """
     return block_id * stride_bytes

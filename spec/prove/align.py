@@ -964,7 +964,7 @@ def _coarse_end(i: Any, bs: Any) -> Any:
 
 EXPORT_VALID = (
     Hypothesis("the chunk ends the prefill", lambda s, q, pe: s + q >= pe),
-    # kv_cache_interface.py::is_mamba_prefill_checkpoint_valid for a hash block h, and an alignment of 1.
+    # v1/kv_cache_interface.py::is_mamba_prefill_checkpoint_valid for a hash block h, and an alignment of 1.
     Hypothesis("s is a multiple of h", lambda s, h: floormod(s, h) == 0),
     Hypothesis("s + h <= x < s + q", lambda s, h, x, q: both(s + h <= x, x < s + q)),
     Hypothesis(
