@@ -1,0 +1,327 @@
+"""Every invariant is alive: each has a stated way to break it, and with its check removed nothing is noticed.
+
+A rule is broken by a policy: the reference with one decision replaced, or with one answer or program
+tampered with.  The table says which.  A rule without an entry fails the test of the table; a rule that no
+policy can break says so there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from spec.book import Book
+from spec.chains import Chains
+from spec.config import Config, named
+from spec.events import Event
+from spec.mechanisms.ownership import key_map_wrong
+from spec.ops import Begin, Deref, End, Leave, SetSlot
+from spec.policy import Answer, Policy, PolicyError, Program
+from spec.reference import Decisions, Reference
+from spec.rules import RULES, STATE_RULES
+from spec.walk import Adversary, draw_options
+from spec.world import World
+
+Factory = Callable[[Config, Chains], Policy]
+
+
+# -- policies that do one thing wrong ----------------------------------------------------------------------
+
+
+def deciding(**decisions: Any) -> Factory:
+    """The reference with other decisions."""
+    return lambda config, chains: Reference(config, chains, replace(Decisions(), **decisions))
+
+
+@dataclass
+class Tampered:
+    """The reference, with the decisions of its answers edited before the world learns them."""
+
+    inner: Reference
+    book: Book  # what the world knows, before the answer
+    edit: Callable[[Book, list[Event]], list[Event]]
+
+    def ask(self, name: str, *args: Any) -> Answer:
+        answer: Answer = getattr(self.inner, name)(*args)
+        answer.decisions = self.edit(self.book, answer.decisions)
+        for event in answer.decisions:
+            self.book.apply(event)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "worker_program":
+            return self.inner.worker_program
+        return lambda *args: self.ask(name, *args)
+
+
+def answering(edit: Callable[[Book, list[Event]], list[Event]]) -> Factory:
+    """Answers edited as a list."""
+    return lambda config, chains: Tampered(Reference(config, chains), Book.empty(config, chains), edit)
+
+
+def editing(kind: str, edit: Callable[[Book, Event], list[Event]]) -> Factory:
+    """Every decision of one kind replaced."""
+
+    def whole(book: Book, decisions: list[Event]) -> list[Event]:
+        return [new for event in decisions for new in (edit(book, event) if event[0] == kind else [event])]
+
+    return answering(whole)
+
+
+def enqueuing(edit: Callable[[Program], Program]) -> Factory:
+    """The reference with its worker programs edited."""
+
+    class Edited(Reference):
+        def worker_program(self, rank: int, message: Any) -> Program:
+            return edit(super().worker_program(rank, message))
+
+    return Edited
+
+
+def other_request(book: Book, uid: Any) -> Any:
+    """Somebody else, if there is somebody else."""
+    return next((u for u in book.requests if u != uid), uid)
+
+
+def unkeyed_free(book: Book, block: int) -> int:
+    """A free block under no key."""
+    return next((b for b in book.free if b not in book.core.key), block)
+
+
+def held(book: Book, block: int) -> int:
+    """A block that somebody holds."""
+    return next(iter(book.core.holders), block)
+
+
+def reversed_done(book: Book, event: Event) -> list[Event]:
+    """The youngest step's output is processed first."""
+    return [("done", max(book.core.steps))]
+
+
+def seeds_changed(**change: int) -> Callable[[Program], Program]:
+    """New occupants start from other values."""
+
+    def edit(program: Program) -> Program:
+        for _, op in program:
+            if isinstance(op, SetSlot):
+                for name, delta in change.items():
+                    setattr(op, name, getattr(op, name) + delta)
+        return program
+
+    return edit
+
+
+def without_leaves(program: Program) -> Program:
+    """Nobody leaves a slot."""
+    return [(stream, op) for stream, op in program if not isinstance(op, Leave)]
+
+
+def submitted_last(program: Program) -> Program:
+    """Stores are submitted after everything else, flushed ones too: a flush then waits for what waits for
+    it."""
+    late = [(s, op) for s, op in program if s == "store" and isinstance(op, (Begin, End))]
+    return [entry for entry in program if entry not in late] + late
+
+
+class Idle(Reference):
+    """Never admits anybody."""
+
+    def admit(self, *args: Any) -> int:
+        return 0
+
+
+class Stops(Reference):
+    """Stops with an error of its own when the first request arrives."""
+
+    def on_abort(self, uid: Any) -> Answer:
+        raise PolicyError("assertion failed")
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+BATCH = {"post_row": lambda index, slot: Deref("source", index)}
+SLOTS = {
+    "index_row": lambda index, slot: Deref("source", slot),
+    "padded_row": lambda index: Deref("source", 0),
+}
+TOO_EARLY = (
+    "post",
+    "leave",
+    "take",
+    "gather",
+    "update",
+    "flush",
+    "zero",
+    "copy",
+    "pre",
+    "forward",
+    "after",
+    "load",
+)
+
+#: rule -> (configuration, the policy that breaks it)
+BREAKERS: dict[str, tuple[str, Factory]] = {
+    # ownership
+    "no_double_owner": ("plain", editing("alloc", lambda k, e: [(*e[:4], held(k, e[4]))])),
+    "null_block_unowned": ("plain", editing("publish", lambda k, e: [(*e[:3], 0, *e[4:])])),
+    "evict_before_reuse": ("plain", editing("evict", lambda k, e: [])),
+    "adopt_only_published": ("plain", editing("adopt", lambda k, e: [(*e[:4], unkeyed_free(k, e[4]))])),
+    "release_only_held": ("plain", editing("drop", lambda k, e: [e, e])),
+    "publish_only_held": ("plain", editing("publish", lambda k, e: [(e[0], other_request(k, e[1]), *e[2:])])),
+    "references_match_tables": ("plain", editing("alloc", lambda k, e: [(*e[:3], 0, e[4])])),
+    "free_queue_is_unheld": ("plain", editing("alloc", lambda k, e: [(*e[:4], e[4] + 1000)])),
+    "attention_reads_exact": ("composed", deciding(v2_order=TOO_EARLY)),
+    "window_reads_exact": (
+        "composed",
+        deciding(retained_column=lambda group, n: n // group.block_tokens + 1),
+    ),
+    # alias
+    "relocates_only_exclusive_scratch": (
+        "composed",
+        editing("move", lambda k, e: [("publish", e[1], e[2], e[5], 4, 1), e]),
+    ),
+    "recurrent_store_by_hand_off": ("composed", deciding(positional_group=lambda group: True)),
+    "state_reads_exact": ("composed", deciding(precopy_row=lambda index, slot: Deref("source", index))),
+    # fence
+    "job_ids_unique": (
+        "composed",
+        editing("job", lambda k, e: [(e[0], next(iter(k.core.jobs), e[1]), *e[2:])]),
+    ),
+    "report_once_per_rank": ("composed", editing("unfence", lambda k, e: [e, e])),
+    "flush_only_pending": ("composed", editing("flush", lambda k, e: [("flush", 10_000)])),
+    "reuse_flushes_fence": ("composed", editing("flush", lambda k, e: [])),
+    "ready_chunk_exact": ("composed", deciding(job_done=lambda waiting: True)),
+    "loads_only_ready_chunks": (
+        "composed",
+        editing("job", lambda k, e: [(*e[:4], tuple((key, p + (e[2] == "load"), s) for key, p, s in e[4]))]),
+    ),
+    "load_xor_store": (
+        "plain-offload",
+        editing("job", lambda k, e: [(e[0], e[1] + 5000, "store", *e[3:]), e] if e[2] == "load" else [e]),
+    ),
+    # delay
+    "forward_position_exact": ("composed", enqueuing(seeds_changed(computed=1))),
+    "late_kernel_reads_slot_rows": ("composed", deciding(**BATCH)),
+    "late_row_still_occupied": ("composed", deciding(masks_late_row=lambda then, now: False)),
+    "padded_rows_write_null": ("composed", deciding(**SLOTS)),
+    "slot_single_occupant": ("composed", enqueuing(without_leaves)),
+    "steps_end_in_order": ("composed", editing("done", reversed_done)),
+    # accepted tokens
+    "accepted_count_belongs": ("composed-v1", deciding(counts_buffer=lambda: "rows")),
+    "accepted_offset_in_range": ("hybrid-pp1", enqueuing(seeds_changed(accepted=-1))),
+    # coverage and lookup
+    "resend_is_hit": ("composed", deciding(publish_limit=lambda config, computed, scheduled, known: 0)),
+    "handed_table_serves": ("composed", deciding(clipped_columns=lambda group, columns, computed: 0)),
+    "demand_within_lookup": ("composed", editing("look", lambda k, e: [])),
+    "hit_below_known": ("plain", editing("hit", lambda k, e: [(*e[:3], k.requests[e[1]].known)])),
+    "read_columns_present": ("composed", deciding(free_basis=lambda request: request.computed)),
+    "drafter_reads_exact": (
+        "composed-sync",
+        deciding(retained_column=lambda g, n: max(0, n - 7) // g.block_tokens),
+    ),
+    # progress
+    "policy_raises_no_error": ("plain", Stops),
+    "wait_graph_acyclic": ("composed", enqueuing(submitted_last)),
+    "everything_drains": ("plain", Idle),
+    "nothing_left_when_idle": (
+        "composed",
+        editing("tier", lambda k, e: [] if e[5] == "ready" else [e]),
+    ),
+}
+
+#: rules about the book itself, which applies decisions: no decision breaks them, only a fault of the book
+BOOK_RULES = {"keys_lead_to_carriers"}
+
+
+def seen(rule: str, off: frozenset[str] = frozenset(), tries: int = 60) -> tuple[int, str] | None:
+    """The first walk in which the rule breaks: (seed, what it says)."""
+    name, factory = BREAKERS[rule]
+    config = named(name)
+    for seed in range(tries):
+        random = Random(seed)
+        world = World(config, factory, off=off)
+        adversary = Adversary(config, random, draw_options(config, random))
+        found = None
+        for step in range(260):
+            choice = adversary.draw(world)
+            try:
+                if choice and step < 250:
+                    world.choose(choice)
+                elif step >= 250:
+                    world.quiet()
+            except (KeyError, ValueError, IndexError, StopIteration, AssertionError):
+                break  # a tampered policy lost its own way; what the world saw until then counts
+            found = next((b for b in [*world.disciplines, world.verdict] if b and b.rule == rule), None)
+            if found or world.verdict:
+                break
+        if found:
+            return seed, found.text
+    return None
+
+
+def test_every_rule_is_in_the_table() -> None:
+    assert {rule.name for rule in RULES} == set(BREAKERS) | BOOK_RULES
+
+
+@pytest.mark.parametrize("rule", BREAKERS)
+def test_a_rule_breaks_and_only_its_own_check_sees_it(rule: str) -> None:
+    found = seen(rule)
+    assert found, f"nothing broke {rule}"
+    assert seen(rule, frozenset({rule}), tries=found[0] + 1) is None
+
+
+def test_the_book_keeps_its_keys_and_would_be_caught() -> None:
+    world = World(named("plain"), Reference)
+    world.choose(("arrive", "r1", "0", 9, 1))
+    world.choose(("schedule",))
+    assert world.book.by_key and key_map_wrong(world) is None
+    key = next(iter(world.book.by_key))
+    world.book.by_key[key].append(23)
+    world.check_state(everything=True)
+    assert [b.rule for b in world.disciplines] == ["keys_lead_to_carriers"]
+
+
+# -- on change, and always ---------------------------------------------------------------------------------
+
+
+def outcome(config: Config, factory: Factory, seed: int, every: int) -> tuple[Any, ...]:
+    """Verdict and disciplines of a walk, with the choices after which they were noticed."""
+    random = Random(seed)
+    world = World(config, factory, every=every)
+    adversary = Adversary(config, random, draw_options(config, random))
+    for _ in range(150):
+        choice = adversary.draw(world)
+        if choice:
+            try:
+                world.choose(choice)
+            except (KeyError, ValueError, IndexError, AssertionError):
+                break
+        if world.verdict:
+            break
+    names = {rule.name for rule in STATE_RULES}
+    states = [d for d in world.disciplines if d.rule in names]
+    return world.verdict, states
+
+
+STATE_BREAKERS = (
+    "references_match_tables",
+    "free_queue_is_unheld",
+    "release_only_held",
+    "wait_graph_acyclic",
+)
+
+
+@pytest.mark.parametrize("rule", [*STATE_BREAKERS, None])
+def test_rules_on_states_agree_on_change_and_after_every_choice(rule: str | None) -> None:
+    name, factory = BREAKERS[rule] if rule else ("composed", Reference)
+    config = named(name)
+    verdicts = set()
+    for seed in range(12):
+        seldom, always = outcome(config, factory, seed, 10**9), outcome(config, factory, seed, 1)
+        assert seldom == always
+        verdicts.add(always[0] and always[0].rule)
+    assert rule in verdicts
