@@ -1,48 +1,31 @@
-"""Policies by name: what ``--policy`` and a trace's header mean."""
+"""Policies by name: what ``--policy`` and a trace's header mean.
+
+``reference`` is the reference policy; ``fault:NAME`` is an entry of the catalogue of faults, and
+``repaired:NAME`` its twin: the same design without the fault. Others are registered by whoever has them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec.arith import coverage
 from spec.chains import Chains
-from spec.config import Config, Group
-from spec.ops import Deref
+from spec.config import Config
+from spec.faults import CATALOGUE
 from spec.policy import Policy
-from spec.reference import Decisions, Reference
+from spec.reference import Reference
 
 PolicyFactory = Callable[[Config, Chains], Policy]
 
 
 class PolicyNameError(ValueError):
-    """No policy of that name; the message lists the known ones."""
+    """No policy of that name; the message says which there are."""
 
 
-def deciding(decide: Decisions) -> PolicyFactory:
-    """The reference policy with another table of decisions."""
-    return lambda config, chains: Reference(config, chains, decide)
-
-
-def _lookup_without_extra(group: Group, hit: int, local: int, chunk: int) -> int:
-    window = coverage.lookup_window_chunks_v0_30(hit, group.window_tokens, chunk)
-    return coverage.first_checked_chunk(hit, local, window, chunk)
-
-
-#: name -> factory; ``fault:NAME`` is the reference with one decision replaced by what code in the field did
+#: name -> factory
 POLICIES: dict[str, PolicyFactory] = {
     "reference": Reference,
-    # https://github.com/vllm-project/vllm/issues/54173: late copies find their row by batch index, ...
-    "fault:row-by-batch-index": deciding(Decisions(post_row=lambda index, slot: Deref("source", index))),
-    # ... or in the gathered tables, which hold another batch by then
-    "fault:table-bound-at-capture": deciding(
-        Decisions(post_row=lambda index, slot: Deref("gathered", index))
-    ),
-    # https://github.com/vllm-project/vllm/issues/56701: lookup counts the window, not what a drafter re-reads
-    "fault:lookup-without-extra": deciding(Decisions(lookup_first=_lookup_without_extra)),
-    # The first rank's report lifts the fences, although other ranks still read the blocks.
-    "fault:fence-dropped-early": deciding(Decisions(fence_done=lambda waiting: True)),
-    # The first rank's report settles the transfer, although other ranks have not copied.
-    "fault:visible-after-one-rank": deciding(Decisions(job_done=lambda waiting: True)),
+    **{f"fault:{name}": fault.policy for name, fault in CATALOGUE.items() if fault.change},
+    **{f"repaired:{name}": fault.repaired for name, fault in CATALOGUE.items() if fault.change},
 }
 
 
@@ -56,5 +39,7 @@ def register(name: str, factory: PolicyFactory) -> None:
 def resolve(name: str) -> PolicyFactory:
     """The factory of a named policy.  Raises :class:`PolicyNameError`."""
     if name not in POLICIES:
-        raise PolicyNameError(f"no policy named {name!r}; known: {', '.join(POLICIES)}")
+        others = [known for known in POLICIES if not known.startswith(("fault:", "repaired:"))]
+        choice = f"{', '.join(others)}, and fault:NAME or repaired:NAME (python -m spec.faults list)"
+        raise PolicyNameError(f"no policy named {name!r}; known: {choice}")
     return POLICIES[name]

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec import config as configs
-from spec import ops, script, trace
+from spec import ops, reduce, render, script, trace
 from spec.config import Config, ConfigError
 from spec.events import STREAMS, Event
 from spec.narrate import BREACH, Line, Narrator, several, span, who
@@ -73,6 +73,12 @@ class Scenario:
 def shipped() -> dict[str, Path]:
     """The scenarios of the repository: name -> file."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+
+
+def listing() -> str:
+    """One line a shipped scenario: name, the rule that breaks, what it shows."""
+    loaded = {name: load(path) for name, path in shipped().items()}
+    return "".join(f"{name:<30} {one.expect:<21} {one.title}\n" for name, one in loaded.items())
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -317,6 +323,32 @@ def choices(scenario: Scenario) -> list[Event]:
     return stage.made
 
 
+def as_scenario(config: Config, policy: str, made: Sequence[Event], expect: str, title: str) -> str:
+    """A run as the text of a scenario file: what a failing test prints and what is kept as a regression test.
+
+    The run must be possible as it stands, as the reducer's are.  Raises ``PolicyNameError``.
+    """
+    settings = ["config <<", *configs.dump(config).splitlines(), ">>", f"policy {policy}"]
+    if expect != "holds":
+        settings.append(f"expect {expect}")
+    body: list[str] = []
+    for choice in made:
+        body += [script.line(choice), "----", ""]
+    text, _ = run(parse("\n".join([f"# {title}", *settings, "", *body])))
+    return text
+
+
+def counterexample(config: Config, policy: str, made: Sequence[Event], rule: str) -> str:
+    """For a failing test: the run reduced and drawn, and the scenario file that replays it."""
+    least = reduce.reduce(config, resolve(policy), made, rule)
+    world = reduce.replay(config, resolve(policy), least, record=True)
+    kept = as_scenario(config, policy, least, rule, f"{rule} breaks; reduced from {len(made)} choices")
+    return (
+        f"{render.text(config, policy, world.events)}\n"
+        f"To replay it, save what follows as FILE.txt and run: python -m spec.scenario FILE.txt\n\n{kept}"
+    )
+
+
 # -- the command -----------------------------------------------------------------------------------------
 
 
@@ -361,9 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         known = shipped()
         if options.list:
-            for name, path in known.items():
-                scenario = load(path)
-                print(f"{name:<34} {scenario.expect:<24} {scenario.title}")
+            sys.stdout.write(listing())
             return 0
         paths = [known.get(name, Path(name)) for name in options.files] or list(known.values())
         good = [verify(path, rewrite=options.rewrite) for path in paths]

@@ -113,3 +113,15 @@ def test_list_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert not trace.check(trace.read(tmp_path / "exact-boundary.trace")).findings
     broken = trace.check(trace.read(tmp_path / "fence-dropped-early.trace")).findings
     assert [finding.rule for finding in broken] == ["reuse_flushes_fence", "ready_chunk_exact"]
+
+
+def test_a_counterexample_is_drawn_and_its_scenario_runs_as_printed(tmp_path: Path) -> None:
+    one = scenario.load(SHIPPED["visible-after-one-rank"])
+    told = scenario.counterexample(one.config, one.policy, scenario.choices(one), one.expect)
+    drawing, kept = told.split("python -m spec.scenario FILE.txt\n\n")
+    assert "! consequence ready_chunk_exact" in drawing and "what must hold" in drawing
+    path = tmp_path / "kept.txt"
+    path.write_text(kept)
+    assert scenario.main([str(path)]) == 0
+    text, wrong = scenario.run(scenario.parse(kept.replace(one.policy, "reference")))
+    assert wrong == ["expected ready_chunk_exact, found holds"] and "fences lifted" not in text
