@@ -9,6 +9,7 @@ it), and over boxes (the smallest witness).  Inside a claim, `and`, `or`, `if`, 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from spec.prove.symbolic import Truth, both, implies
@@ -40,6 +41,7 @@ class Hypothesis:
     holds: Predicate
 
 
+@cache
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of a predicate's parameters."""
     return tuple(inspect.signature(function).parameters)
