@@ -74,9 +74,10 @@ class Checked(Generic[P, R]):
         self.__name__ = core.__name__
         self.__doc__ = core.__doc__
         self._limits = tuple(DOMAINS[core].items())
+        self._bounded = tuple((name, limit) for name, limit in self._limits if limit.at_most is not None)
         self._names = tuple(DOMAINS[core])
         parameters = inspect.signature(core).parameters.values()
-        self._flags = frozenset(p.name for p in parameters if p.annotation is bool)
+        self._flags = frozenset(p.name for p in parameters if p.annotation in (bool, "bool"))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: dict[str, Any] = dict(zip(self._names, args, strict=False))
@@ -93,7 +94,9 @@ class Checked(Generic[P, R]):
                 raise ArithError(self.__name__, name, f"must be an integer, got {value!r}")
             if limit.least is not None and value < limit.least:
                 raise ArithError(self.__name__, name, f"must be at least {limit.least}, got {value}")
-            if limit.at_most is not None and value > given[limit.at_most]:
+        for name, limit in self._bounded:
+            if name in given and limit.at_most in given and given[name] > given[limit.at_most]:
+                value = given[name]
                 problem = f"must be at most {limit.at_most} ({given[limit.at_most]}), got {value}"
                 raise ArithError(self.__name__, name, problem)
         return self.core(*args, **kwargs)
