@@ -6,11 +6,9 @@ page says whose it is; the block id alone does.  So a page here is a *view* (the
 that group's cells; writing through another view destroys what was there, as it does in the unified layout.
 
 * full, window and chunked groups: one cell a token position; a cell holds the prefix (see ``spec.chains``)
-  that ends
-  with that position's token.
+  that ends with that position's token.
 * Mamba groups: cell 0 is the convolution window, a tuple whose entry ``i`` is the state after query token
-  ``i`` of the
-  step that wrote it (a kernel reads it shifted); cell 1 is the temporal state, one prefix.
+  ``i`` of the step that wrote it (a kernel reads it shifted); cell 1 is the temporal state, one prefix.
 
 A copy between device and host takes time.  It *begins* (snapshot of the source; the target is torn) and
 *ends* (delivers, unless source or target has meanwhile been given other bytes: then the target stays torn).
@@ -32,7 +30,8 @@ class Memory:
     """One rank's pages, host chunks and buffers.  The null page swallows writes and yields garbage."""
 
     __slots__ = (
-        "accepted", "cells", "computed", "counts", "host", "host_by", "state", "tables", "torn_by", "view", "width",
+        "accepted", "cells", "computed", "counts", "host", "host_by", "state", "tables", "torn_by", "view",
+        "width",
     )  # fmt: skip
 
     def __init__(self, config: Config, columns: tuple[int, ...]) -> None:

@@ -2,9 +2,9 @@
 
 A policy answers ``worker_program(rank)`` with a list of ``(stream, operation)``.  Which operations, with
 which operands and in which order is the policy's; *when* a stream advances is the adversary's.  An operand
-is fixed when the operation is enqueued (a plain field: ``Imm``), or is read when it executes
-(:class:`Deref`).  Kernels that run late differ from kernels that run in their own step exactly in what
-their operands still mean by then.
+is fixed when the operation is enqueued (a plain field, or :class:`Imm` for a table row), or is read when it
+executes (:class:`Deref`).  A kernel that runs late differs from one that runs in its own step exactly in what
+its operands still mean by then.
 
 Within one stream operations run in order.  Between streams, a transfer waits for the part of the main
 stream that was enqueued before it (``after_main``), as ``stream.wait_stream`` does; the main stream waits
@@ -23,9 +23,8 @@ from spec.chains import ZERO
 if TYPE_CHECKING:
     from spec.world import Rank, World
 
-UserId = tuple[
-    str, int
-]  # a request incarnation: the client's name for it, and how often that name was used before
+#: a request incarnation: the client's name for it, and which use of that name it is, counted from 1
+UserId = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +211,8 @@ class PreProcess(Op):
     """Before the forward: the running column advances; where it moves, the state to go on from is copied
     there.
 
-    Per row: operand of the table, slot, query tokens.  Source: ``v1/worker/mamba_utils.py::
-    preprocess_mamba_align_fused_kernel`` and ``precopy_mamba_align_fused_kernel``."""
+    Per row: operand of the table, slot, query tokens.  Source: ``v1/worker/mamba_utils.py``,
+    ``preprocess_mamba_align_fused_kernel`` and ``precopy_mamba_align_fused_kernel``."""
 
     rows: tuple[tuple[TableRow, int, int], ...]
 
@@ -241,7 +240,7 @@ class PostProcess(Op):
     column.
 
     On the last stage this runs in its own step; on earlier stages when the tokens have come back, ``pp``
-    steps later. Per row: batch index in the step it belongs to, slot (or -1: masked), operand of the table.
+    steps later.  Per row: batch index in the step it belongs to, slot (or -1: masked), operand of the table.
     Source: ``v1/worker/gpu/pp_utils.py::PPHandler``;
     ``v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel``."""
 
@@ -396,7 +395,7 @@ class End(Op):
 @dataclass(slots=True)
 class CopyCounts(Op):
     """Accepted counts of a step go to a host buffer, on a stream of their own
-    (``v1/worker/gpu_model_runner.py:: _update_states_after_model_execute``)."""
+    (``v1/worker/gpu_model_runner.py::_update_states_after_model_execute``)."""
 
     step: int
     buffer: str

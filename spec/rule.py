@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class Rule:
     """One invariant.
 
-    ``kind`` is ``consequence`` (a harm by itself: a wrong read, a lost or doubly owned block, a stuck request, an error)
-    or ``discipline`` (a sufficient rule that correct code may replace by another: it localises a cause).  A
-    rule is judged either by the core protocol's guard for the decisions in ``core``; or at the decisions in
-    ``on`` by ``judges``; or on states, whenever one of ``parts`` has changed, by ``applies`` and ``holds``
-    (which answers with the problem); or, with none of these, by the operation that reads the bytes, where
-    ``judge`` names it.
+    ``kind`` is ``consequence`` (a harm by itself: a wrong read, a lost or doubly owned block, a stuck
+    request, an error) or ``discipline`` (a sufficient rule that correct code may replace by another: it
+    localises a cause).  A rule is judged either by the core protocol's guard for the decisions in ``core``;
+    or at the decisions in ``on`` by ``judges``; or on states, whenever one of ``parts`` has changed, by
+    ``applies`` and ``holds`` (which answers with the problem); or, with none of these, by the operation that
+    reads the bytes or moves the slot, where ``World.judge`` names it.
     """
 
     name: str

@@ -35,9 +35,11 @@ COMPOSED = ("composed", "composed-sync", "composed-pp4", "composed-tight", "comp
 
 #: what a live walk must reach, and why it is worth reaching
 WITNESSES = {
-    "store_reads_reallocated_source": "a store reads after its source was handed out again, before its overwriting",
+    "store_reads_reallocated_source": "a store reads its source after the block was handed out again and "
+    "before it was overwritten",
     "reports_of_two_ranks_cross": "two ranks report two transfers in opposite orders",
-    "post_process_due_after_slot_reuse": "a post-process comes due, masked, after its slot was taken by another",
+    "post_process_due_after_slot_reuse": "a post-process comes due, masked, after its slot was taken by "
+    "another request",
     "hit_before_bytes": "a hit is adopted before its bytes exist",
     "load_lands_after_abort": "a load lands after its request was aborted",
     "same_id_back_before_late_report": "the same id is back before a late report of its earlier life",

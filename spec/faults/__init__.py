@@ -1,6 +1,7 @@
 """The catalogue of faults: every decision that corrupted a hybrid cache in the field, refuted and repaired.
 
-One module a mechanism.  ``CATALOGUE`` maps names to entries; ``python -m spec.faults`` lists, shows and hunts them.
+One module a mechanism.  ``CATALOGUE`` maps names to entries; ``python -m spec.faults`` lists, shows and
+hunts them.
 """
 
 from __future__ import annotations

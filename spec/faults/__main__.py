@@ -1,7 +1,8 @@
-"""``python -m spec.faults list | show NAME | hunt NAME|--all|--file FILE | table | check``: the catalogue at work.
+"""The catalogue at work: ``python -m spec.faults list | show NAME | hunt ... | table | check``.
 
-``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when something was
-not found within the budget.  On a file of your own it exits 1 with the counterexample it found, else 0.
+``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when
+something was not found within the budget.  On a file of your own it exits 1 with the counterexample it found,
+else 0.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def named(name: str) -> Fault:
     return CATALOGUE[name]
 
 
-# -- list, show, table -----------------------------------------------------------------------------------------
+# -- list, show, table -----------------------------------------------------------------------------------
 
 
 def list_faults() -> int:
@@ -118,7 +119,7 @@ def table() -> int:
     return 0
 
 
-# -- hunt ------------------------------------------------------------------------------------------------------
+# -- hunt ------------------------------------------------------------------------------------------------
 
 
 def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
@@ -127,7 +128,8 @@ def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
     if outcome.choices:
         print(
             f"{state:<7}{fault.name:<36}{outcome.rule} in {outcome.config}: {len(outcome.choices)} choices, "
-            f"found in {outcome.seconds:.2f} s; {outcome.search}; Hypothesis {outcome.by_hypothesis or 'not asked'}",
+            f"found in {outcome.seconds:.2f} s; {outcome.search}; "
+            f"Hypothesis {outcome.by_hypothesis or 'not asked'}",
             flush=True,
         )
     else:
@@ -167,7 +169,8 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
             show_run(fault, name, short)
             return 1
         print(
-            f"{fault.name}: not refuted in {name} ({args.runs} runs of {args.choices} choices, seed {args.seed})"
+            f"{fault.name}: not refuted in {name} "
+            f"({args.runs} runs of {args.choices} choices, seed {args.seed})"
         )
     print("verdict: holds (sampled, not proved)")
     return 0
@@ -207,8 +210,9 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
     missed = [one.fault for one in outcomes if one.missed and not one.wrong]
     refuted = sum(1 for one in outcomes if one.choices or one.rule)
     print(
-        f"\n{len(outcomes)} of {len(names)} hunted in {time.perf_counter() - began:.0f} s: {refuted} refuted; "
-        f"expectations failed: {', '.join(wrong) or 'none'}; not found: {', '.join(missed) or 'none'}"
+        f"\n{len(outcomes)} of {len(names)} hunted in {time.perf_counter() - began:.0f} s: "
+        f"{refuted} refuted; expectations failed: {', '.join(wrong) or 'none'}; "
+        f"not found: {', '.join(missed) or 'none'}"
     )
     shared_rules(outcomes)
     if args.json or (args.store and len(names) == len(CATALOGUE)):
@@ -245,7 +249,8 @@ def check() -> int:
     for problem in problems:
         print(problem)
     print(
-        f"{sum(f.kind in (DECISION, LIVENESS) for f in CATALOGUE.values())} stored runs replayed, {len(problems)} problems"
+        f"{sum(f.kind in (DECISION, LIVENESS) for f in CATALOGUE.values())} stored runs replayed, "
+        f"{len(problems)} problems"
     )
     return 1 if problems else 0
 

@@ -31,13 +31,15 @@ FAULTS = (
         "seed-divides-by-smallest-block", "align_divisor", DECISION,
         "At admission the state column is (n - 1) // smallest block of all groups.",
         "the recurrent group's own block (MambaHybridModelState.add_request, from 0.32.0)",
-        ("https://github.com/vllm-project/vllm/issues/53142", "https://github.com/vllm-project/vllm/pull/55507"),
+        ("https://github.com/vllm-project/vllm/issues/53142",
+         "https://github.com/vllm-project/vllm/pull/55507"),
         {"seed_divisor": smallest_block}, bites=("hybrid-pp1", "hybrid-pp2-async"), harmless=("hybrid-even",),
         why_harmless="all groups have one block size", cases=("vllm-53142",),
     ),
     Fault(
         "split-divides-by-smallest-block", "align_divisor", DECISION,
-        "Prefill chunks are cut at multiples of the smallest block, so a chunk ends inside a recurrent block.",
+        "Prefill chunks are cut at multiples of the smallest block, so "
+        "a chunk ends inside a recurrent block.",
         "open upstream: Scheduler._mamba_block_aligned_split",
         ("https://github.com/vllm-project/vllm/pull/54076",),
         {"split_divisor": smallest_block}, bites=("hybrid-odd",), harmless=("hybrid-even",),
@@ -51,7 +53,8 @@ FAULTS = (
     ),
     Fault(
         "boundary-from-mirror", "mtp_alias", DECISION,
-        "The block of a boundary is looked up in a copy of the table that only appends, scratch aliases included.",
+        "The block of a boundary is looked up in a copy of the table "
+        "that only appends, scratch aliases included.",
         "the core names the block (take_boundary_state_offloads)",
         ("https://github.com/vllm-project/vllm/pull/51358", "https://github.com/LMCache/LMCache/pull/5004"),
         {"positional_group": every_group, "boundary_block": lambda table, mirror: mirror},
@@ -66,18 +69,21 @@ FAULTS = (
     ),
     Fault(
         "boundary-published-before-its-step", "pp_delay", DECISION,
-        "A boundary at a decode step's first token is published and offered to the store when the step is scheduled; an "
+        "A boundary at a decode step's first token is published and offered "
+        "to the store when the step is scheduled; an "
         "earlier stage moves the state to its column only pp steps later.",
         "no release; async scheduling is late enough by itself, sync with stages is not",
         ("v1/core/kv_cache_manager.py::KVCacheManager.allocate_slots",),
         {"publishes_unrun_boundary": lambda: True}, design="v2 sync", bites=("composed-sync", "hybrid-pp3"),
-        harmless=("hybrid-pp1", "mamba-offload"), why_harmless="one stage: post-processing is over when the step is",
+        harmless=("hybrid-pp1", "mamba-offload"),
+        why_harmless="one stage: post-processing is over when the step is",
     ),
     Fault(
         "drop-ignored-by-states", "hit_lookup", HARMLESS,
         "When its peers drop the tail of a hit, the recurrent group does not.",
         "disputed upstream; kept by design", ("https://github.com/vllm-project/vllm/pull/48375",),
-        {"mamba_drops": lambda: 0}, base={"mamba_drops": lambda: 1}, harmless=("tail-drop", "tail-drop-states"),
+        {"mamba_drops": lambda: 0}, base={"mamba_drops": lambda: 1},
+        harmless=("tail-drop", "tail-drop-states"),
         why_harmless="a published boundary holds exactly its verified tokens",
         cases=("vllm-48375",),
     ),
@@ -98,7 +104,8 @@ FAULTS = (
     Fault(
         "hit-covers-the-last-token", "align_divisor", DECISION,
         "A hit may cover all known tokens: the state already contains the token that is computed again.",
-        "at most known tokens - 1 (get_computed_blocks)", ("https://github.com/vllm-project/vllm/pull/44599",),
+        "at most known tokens - 1 (get_computed_blocks)",
+        ("https://github.com/vllm-project/vllm/pull/44599",),
         {"longest_hit": lambda known: known}, bites=("hybrid-pp1",), cases=("vllm-44599",),
     ),
     Fault(
@@ -106,7 +113,8 @@ FAULTS = (
         "The step zeroes fresh blocks and copies states before it waits for the stores that still read them.",
         "no release: the v1 runner flushes first, the v2 runner of 0.33.0 does not",
         ("v1/worker/gpu/model_runner.py::execute_model",),
-        {"v2_order": flush_after_zero()}, bites=("mamba-offload", "composed-tight"), harmless=("plain-offload",),
+        {"v2_order": flush_after_zero()}, bites=("mamba-offload", "composed-tight"),
+        harmless=("plain-offload",),
         why_harmless="nothing is zeroed or copied without recurrent layers",
     ),
 )  # fmt: skip

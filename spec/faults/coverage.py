@@ -66,8 +66,10 @@ FAULTS = (
         "retained-without-extra", "coverage", DECISION,
         "Columns that only the drafter re-reads are freed with the window.",
         "extra_retained_tokens", (REPORT,),
-        {"retained_column": lambda group, n: coverage.first_retained_column(n, group.window_tokens, 0, group.block_tokens)},
-        bites=("window-offload", "composed"), harmless=("tail-drop",), why_harmless="one MTP module re-reads nothing",
+        {"retained_column": lambda group,
+         n: coverage.first_retained_column(n, group.window_tokens, 0, group.block_tokens)},
+        bites=("window-offload", "composed"), harmless=("tail-drop",),
+        why_harmless="one MTP module re-reads nothing",
     ),
     Fault(
         "base-window-widened", "coverage", FORMULA,
@@ -77,7 +79,8 @@ FAULTS = (
     Fault(
         "span-without-plus-one", "coverage", FORMULA,
         "A window of n tokens is taken to touch at most ceil(n / block) blocks.",
-        "+ 1 for an unaligned start", ("https://github.com/vllm-project/vllm/pull/48959",), cases=("vllm-48959",),
+        "+ 1 for an unaligned start", ("https://github.com/vllm-project/vllm/pull/48959",),
+        cases=("vllm-48959",),
         theorem="span",
     ),
     Fault(
@@ -91,14 +94,17 @@ FAULTS = (
         "The table of a finished request is handed over with the drafter's lookahead blocks in it.",
         "clipped at the computed frontier (get_block_ids_for_computed_tokens)",
         ("https://github.com/1CatAI/1Cat-vLLM/pull/249",),
-        {"clipped_columns": lambda group, columns, computed: columns}, bites=("mamba-offload", "plain-drafts"),
+        {"clipped_columns": lambda group, columns, computed: columns},
+        bites=("mamba-offload", "plain-drafts"),
         harmless=("plain-offload",), why_harmless="no lookahead blocks without a drafter",
     ),
     Fault(
         "states-clipped-too", "coverage", DECISION,
-        "State groups are clipped at the computed frontier as well: the scratch column with the final state is lost.",
+        "State groups are clipped at the computed frontier as well: the "
+        "scratch column with the final state is lost.",
         "only attention is clipped", ("https://github.com/1CatAI/1Cat-vLLM/pull/249",),
-        {"clipped_columns": lambda group, columns, computed: min(columns, coverage.blocks_of(computed, group.block_tokens))},
+        {"clipped_columns": lambda group, columns,
+         computed: min(columns, coverage.blocks_of(computed, group.block_tokens))},
         bites=("mamba-offload",), harmless=("plain-offload",), why_harmless="no state group",
     ),
     Fault(
@@ -111,7 +117,10 @@ FAULTS = (
         "hash-unit-clashes", "align_divisor", CONFIGURATION,
         "The hash block is taken from a field that other code changed, and divides no group's block.",
         "refused", ("https://github.com/vllm-project/vllm/pull/43093",), cases=("vllm-43093", "vllm-52804"),
-        refused='name = "x"\n[cache]\nhash_block_tokens = 3\n[[group]]\nname = "full"\nkind = "full"\nblock_tokens = 4\n',
+        refused=(
+            'name = "x"\n[cache]\nhash_block_tokens = 3\n'
+            '[[group]]\nname = "full"\nkind = "full"\nblock_tokens = 4\n'
+        ),
     ),
     Fault(
         "step-crosses-two-boundaries", "align_divisor", CONFIGURATION,

@@ -1,4 +1,4 @@
-"""What a fault is: one decision or one order of the reference policy, replaced by what code in the field did."""
+"""What a fault is: one decision or order of the reference policy, replaced by what code in the field did."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DECISION, FORMULA, CONFIGURATION, LIVENESS, HARMLESS = (
     "liveness",
     "not a fault",
 )
-"""How a fault is refuted: by a trace; by a theorem's witness; by a configuration that is refused; by a run that
-never ends; or not at all, with the bounds within which that was found."""
+"""How a fault is refuted: by a trace; by a theorem's witness; by a configuration that is refused; by a run
+that never ends; or not at all, with the bounds within which that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One entry of the catalogue.
 
-    ``change`` replaces fields of :class:`~spec.reference.decisions.Decisions`; ``base`` are the replacements that
-    make the design it was found in, and that its repaired twin keeps.  ``bites`` and ``harmless`` are names of
-    configurations: in the first it must be refuted, in the second it must not.
+    ``change`` replaces fields of :class:`~spec.reference.decisions.Decisions`; ``base`` are the replacements
+    that make the design it was found in, and that its repaired twin keeps.  ``bites`` and ``harmless`` are
+    names of configurations: in the first it must be refuted, in the second it must not.
     """
 
     name: str

@@ -12,19 +12,22 @@ FAULTS = (
         "fence-dropped-early", "fence", DECISION,
         "The first rank's report lifts the fence, while other ranks still copy.",
         "the last report lifts it (update_connector_output)", (SEED, ".../offloading/scheduler.py"),
-        {"fence_done": lambda waiting: True}, bites=("plain-offload", "composed-sync"), harmless=("mamba-offload",),
+        {"fence_done": lambda waiting: True}, bites=("plain-offload", "composed-sync"),
+        harmless=("mamba-offload",),
         why_harmless="one rank: the first report is the last",
     ),
     Fault(
         "fence-released-twice", "mtp_alias", DECISION,
-        "When a store is done, every fence on its blocks goes: also that of another store of the same physical block.",
+        "When a store is done, every fence on its blocks goes: also that "
+        "of another store of the same physical block.",
         "a set of job ids a block (_block_id_to_pending_jobs)", (SEED,),
         {"unfences": lambda job, jobs: jobs}, bites=("plain-offload", "composed-sync", "mamba-offload"),
     ),
     Fault(
         "no-fence", "fence", DECISION,
         "Nothing marks the blocks that a store in flight still reads.",
-        "fenced from creation on", ("https://github.com/ModelEngine-Group/unified-cache-management/issues/1088", META),
+        "fenced from creation on",
+        ("https://github.com/ModelEngine-Group/unified-cache-management/issues/1088", META),
         {"fenced_blocks": lambda blocks: ()}, bites=("plain-offload", "mamba-offload"),
         cases=("unified-cache-management-1088",),
     ),
@@ -32,20 +35,24 @@ FAULTS = (
         "visible-after-one-rank", "fence", DECISION,
         "A chunk is loadable when the first rank has stored its part.",
         "when the last one has (complete_store)", ("https://github.com/llm-d/llm-d-kv-cache/issues/504",),
-        {"job_done": lambda waiting: True}, bites=("plain-offload", "composed-sync"), harmless=("mamba-offload",),
+        {"job_done": lambda waiting: True}, bites=("plain-offload", "composed-sync"),
+        harmless=("mamba-offload",),
         why_harmless="one rank", cases=("llm-d-kv-cache-504",),
     ),
     Fault(
         "store-does-not-wait", "fence", DECISION,
         "A store's stream does not wait for the step that produces its bytes.",
-        "wait_stream(main) at submission (gpu_worker.py)", ("https://github.com/vllm-project/vllm/issues/45704",),
-        {"store_waits_for_main": lambda: False}, bites=("plain-offload", "mamba-offload"), cases=("vllm-45704",),
+        "wait_stream(main) at submission (gpu_worker.py)",
+        ("https://github.com/vllm-project/vllm/issues/45704",),
+        {"store_waits_for_main": lambda: False}, bites=("plain-offload", "mamba-offload"),
+        cases=("vllm-45704",),
     ),
     Fault(
         "abort-frees-load-targets", "fence", DECISION,
         "An abort frees the blocks that a load in flight is still writing.",
         "freed when the load has been reported (delay_free_blocks)",
-        ("https://github.com/vllm-project/vllm/pull/32255", "https://github.com/sgl-project/sglang/pull/35049"),
+        ("https://github.com/vllm-project/vllm/pull/32255",
+         "https://github.com/sgl-project/sglang/pull/35049"),
         {"abort_waits_for_load": lambda: False}, bites=("plain-offload", "mamba-offload"),
         cases=("vllm-32255", "sglang-35049"),
     ),
@@ -58,7 +65,8 @@ FAULTS = (
     ),
     Fault(
         "blocks-reused-under-a-step", "ownership", DECISION,
-        "A finished request's blocks go back while a step that still writes them is in flight; a transfer from the "
+        "A finished request's blocks go back while a step that still "
+        "writes them is in flight; a transfer from the "
         "network, which no stream orders, lands in them first.",
         "deferred until the last step is processed (_free_request_blocks)",
         ("https://github.com/vllm-project/vllm/pull/45357",),
@@ -69,13 +77,15 @@ FAULTS = (
     Fault(
         "preemption-does-not-flush", "preemption", DECISION,
         "Preemption frees blocks that a queued store has not read, under no fence.",
-        "all jobs of a preempted request are flushed in that step", ("https://github.com/vllm-project/vllm/pull/52360",),
+        "all jobs of a preempted request are flushed in that step",
+        ("https://github.com/vllm-project/vllm/pull/52360",),
         {"flushes_preempted": lambda way: False, "fenced_blocks": lambda blocks: ()}, base={},
         bites=("composed-tight", "preempting"), cases=("vllm-52360",),
     ),
     Fault(
         "readmitted-while-storing", "preemption", DECISION,
-        "A preempted request is admitted, and may load, while its own store is unfinished; the pending chunk counts "
+        "A preempted request is admitted, and may load, while its own "
+        "store is unfinished; the pending chunk counts "
         "as present.",
         "None while any job is in flight", ("https://github.com/vllm-project/vllm/issues/46014",),
         {"readmit_waits": lambda jobs: False, "pending_is_present": lambda state: True},
@@ -91,7 +101,8 @@ FAULTS = (
     Fault(
         "waits-for-one-report-too-many", "load_failure", LIVENESS,
         "A failed rank is not counted, and the number waited for is never reached.",
-        "a failure is a report", ("https://github.com/vllm-project/vllm/pull/50754", "https://github.com/LMCache/LMCache/pull/4826"),
+        "a failure is a report",
+        ("https://github.com/vllm-project/vllm/pull/50754", "https://github.com/LMCache/LMCache/pull/4826"),
         {"job_done": lambda waiting: False, "failure_waits": lambda waiting: True}, bites=("plain-offload",),
         cases=("vllm-50754", "lmcache-4826", "vllm-46283"),
     ),

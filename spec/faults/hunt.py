@@ -1,8 +1,9 @@
 """Hunting a fault: find a run that breaks a consequence, shrink it, and test the repair on it.
 
-Finding and shrinking are separate.  The walker finds (hundreds of times as fast as anything that generates through
-Hypothesis), Hypothesis' generation finds by another road, and the reducer shrinks in milliseconds a replay.  A
-breadth-first search over the trace's own choices then says whether a shorter run exists, as far as it got.
+Finding and shrinking are separate.  The walker finds (hundreds of times as fast as anything that generates
+through Hypothesis), Hypothesis' generation finds by another road, and the reducer shrinks in milliseconds a
+replay.  A breadth-first search over the trace's own choices then says whether a shorter run exists, as far as
+it got.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def broke(world: World, rule: str) -> bool:
 def breadth_first(
     config: Config, policy: PolicyFactory, choices: Choices, rule: str, *, states: int, seconds: float
 ) -> tuple[str, Choices]:
-    """Search all runs over the trace's own choices, shortest first; what it says, and the shortest run known."""
+    """Search all runs over the trace's own choices, shortest first; what it says, and the shortest run
+    known."""
     alphabet = list(dict.fromkeys(choices))
     seen: set[int] = set()
     level: list[Choices] = [()]
@@ -154,7 +156,10 @@ def breadth_first(
                     seen.add(mark)
                     following.append((*prefix, choice))
                 if len(seen) >= states or time.perf_counter() - began > seconds:
-                    said = f"breadth-first: none of {depth - 1} choices or fewer ({len(seen)} states, then stopped)"
+                    said = (
+                        f"breadth-first: none of {depth - 1} choices or fewer "
+                        f"({len(seen)} states, then stopped)"
+                    )
                     return said, choices
         level = following
     return f"breadth-first: none of up to {len(choices)} choices ({len(seen)} states)", choices
@@ -252,7 +257,7 @@ def by_theorem(fault: Fault, outcome: Hunt) -> Hunt:
     return outcome
 
 
-# -- stored traces ---------------------------------------------------------------------------------------------
+# -- stored traces ---------------------------------------------------------------------------------------
 
 
 def store(outcome: Hunt, folder: Path = TRACES) -> Path:

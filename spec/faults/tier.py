@@ -9,7 +9,8 @@ FAULTS = (
         "evicts-under-a-reader", "eviction", DECISION,
         "A host chunk is evicted, and its place rewritten, while a load reads it.",
         "only chunks without readers are evicted (CPUOffloadingManager, ref_cnt == 0)",
-        ("https://github.com/LMCache/LMCache/issues/3130", "https://github.com/kvcache-ai/Mooncake/pull/3996"),
+        ("https://github.com/LMCache/LMCache/issues/3130",
+         "https://github.com/kvcache-ai/Mooncake/pull/3996"),
         {"evictable": lambda readers: True}, bites=("plain-offload", "tiny-tier"),
         cases=("lmcache-3130", "mooncake-3996", "lmcache-5090"),
     ),
@@ -29,7 +30,8 @@ FAULTS = (
         "failed-store-keeps-its-key", "load_failure", DECISION,
         "A store that failed leaves its key visible.",
         "complete_store(success=False) removes it", ("https://github.com/LMCache/LMCache/issues/4991",),
-        {"keeps_failed_store": lambda: True}, bites=("plain-offload", "mamba-offload"), cases=("lmcache-4991",),
+        {"keeps_failed_store": lambda: True}, bites=("plain-offload", "mamba-offload"),
+        cases=("lmcache-4991",),
     ),
     Fault(
         "failed-load-is-an-assertion", "load_failure", DECISION,
@@ -39,7 +41,8 @@ FAULTS = (
     ),
     Fault(
         "failed-load-stays-listed", "fence", LIVENESS,
-        "The keys of a failed load stay on the list of chunks under load: whoever needs them is told to come back later, "
+        "The keys of a failed load stay on the list of chunks under load: "
+        "whoever needs them is told to come back later, "
         "for ever.",
         "removed with the job", (".../offloading/scheduler.py::_chunks_being_loaded",),
         {"clears_loading": lambda: False}, bites=("plain-offload", "tiny-tier"),
@@ -47,7 +50,8 @@ FAULTS = (
     Fault(
         "reset-reuses-places", "fence", DECISION,
         "A reset hands out host places that transfers from before it still write.",
-        "ids below a threshold are counted down in a reset fence", (".../offloading/scheduler.py::reset_cache",),
+        "ids below a threshold are counted down in a reset fence",
+        (".../offloading/scheduler.py::reset_cache",),
         {"reset_keeps_places": lambda: False}, bites=("plain-offload", "tiny-tier"),
     ),
 )  # fmt: skip

@@ -49,7 +49,8 @@ def stores_by_hand_off(world: World, event: Event) -> None:
         block = subs[-1]
         carried = world.book.core.key.get(block)
         world.judge(
-            "recurrent_store_by_hand_off", True, carried is not None and carried[:2] == key[:2],  # type: ignore[index]
+            "recurrent_store_by_hand_off", True, carried is not None and carried[:2] == key[:2],
+             # type: ignore[index]
             lambda block=block, key=key, carried=carried: (  # type: ignore[misc]
                 f"{uid} stores block {block} as the state of {key[1]} tokens; it is published as {carried}"
             ),
@@ -67,12 +68,15 @@ RULES = (
         "recurrent_store_by_hand_off", "discipline", "mtp_alias",
         "A store of a recurrent state names the block that is published as exactly that boundary.",
         "a store names a block of a recurrent group",
-        "https://github.com/1CatAI/1Cat-vLLM/pull/249; .../offloading/scheduler.py::_build_aligned_boundary_store_jobs",
+        "https://github.com/1CatAI/1Cat-vLLM/pull/249; "
+        ".../offloading/scheduler.py::_build_aligned_boundary_store_jobs",
         on=("job",), judges=stores_by_hand_off,
     ),
     Rule(
         "state_reads_exact", "consequence", "mtp_alias",
-        "The state and the convolution window that a forward goes on from are those after exactly the computed, verified tokens.",
-        "a forward of a recurrent group starts past position 0", "https://github.com/vllm-project/vllm/issues/54173",
+        "The state and the convolution window that a forward goes on from are "
+        "those after exactly the computed, verified tokens.",
+        "a forward of a recurrent group starts past position 0",
+        "https://github.com/vllm-project/vllm/issues/54173",
     ),
 )  # fmt: skip

@@ -132,7 +132,10 @@ def handed_table_serves(world: World, event: Event) -> None:
     found = blocks[col] if col < len(blocks) else 0
     world.judge(
         "handed_table_serves", True, found != 0,
-        lambda: f"{uid}, group {group.name}: column {col}, which holds the final state, is not among {len(blocks)}",
+        lambda: (
+            f"{uid}, group {group.name}: column {col}, which holds the final state, "
+            f"is not among {len(blocks)}"
+        ),
     )  # fmt: skip
 
 
@@ -146,7 +149,8 @@ RULES = (
     ),
     Rule(
         "handed_table_serves", "consequence", "coverage",
-        "A table handed to a connector ends attention at the computed frontier and includes the column of the final state.",
+        "A table handed to a connector ends attention at the computed "
+        "frontier and includes the column of the final state.",
         "a request finishes with no step in flight",
         "v1/core/kv_cache_manager.py::KVCacheManager.get_block_ids_for_computed_tokens",
         on=("handoff",), judges=handed_table_serves,
@@ -166,12 +170,14 @@ RULES = (
     Rule(
         "read_columns_present", "discipline", "coverage",
         "Every attention column that a scheduled row reads or writes holds a block.",
-        "a row is scheduled", "v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens",
+        "a row is scheduled",
+        "v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens",
         on=("row",), judges=window_columns_present,
     ),
     Rule(
         "drafter_reads_exact", "consequence", "coverage",
         "After a rejection, a drafter of several modules finds its retained history intact.",
-        "a multi-module drafter re-reads after a rejection", "https://github.com/vllm-project/vllm/issues/56701",
+        "a multi-module drafter re-reads after a rejection",
+        "https://github.com/vllm-project/vllm/issues/56701",
     ),
 )  # fmt: skip

@@ -29,8 +29,10 @@ RULES = (
     ),
     Rule(
         "late_kernel_reads_slot_rows", "discipline", "pp_delay",
-        "A kernel that runs after its own step finds its blocks through the request's slot, never through batch order.",
-        "post-processing runs on an earlier stage", "v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel (from 0.32.0)",
+        "A kernel that runs after its own step finds its blocks through "
+        "the request's slot, never through batch order.",
+        "post-processing runs on an earlier stage",
+        "v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel (from 0.32.0)",
     ),
     Rule(
         "late_row_still_occupied", "discipline", "pp_delay",

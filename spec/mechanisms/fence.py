@@ -56,7 +56,8 @@ def chunk_problem(world: World, rank: Rank, event: Event, subs: tuple[int, ...])
         if view != g or cells != want:
             at = next((i for i, cell in enumerate(cells) if i >= len(want) or cell != want[i]), 0)
             held = cells[at] if at < len(cells) else TORN
-            return f"position {first + at} holds {world.chains.name(held)}, should hold {world.chains.name(want[at])}"
+            name = world.chains.name
+            return f"position {first + at} holds {name(held)}, should hold {name(want[at])}"
     return None
 
 
@@ -77,7 +78,8 @@ def ready_exact(world: World, event: Event) -> None:
         world.judge(
             "ready_chunk_exact", True, problem is None,
             lambda rank=rank, problem=problem: (  # type: ignore[misc]
-                f"host chunk of group {world.config.groups[g].name} up to {n} tokens, rank {rank.index}: {problem}"
+                f"host chunk of group {world.config.groups[g].name} up to {n} tokens, "
+                f"rank {rank.index}: {problem}"
             ),
         )  # fmt: skip
 

@@ -118,14 +118,18 @@ RULES = (
     ),
     Rule(
         "references_match_tables", "consequence", "ownership",
-        "A block's references are exactly the columns that hold it, and every holder exists: nothing lost, nothing shared unknowingly.",
-        "some block is held", "v1/core/single_type_kv_cache_manager.py::SingleTypeKVCacheManager.req_to_blocks",
-        parts=("blocks", "tables"), applies=lambda world: bool(world.book.core.holders), holds=lost_or_doubly_owned,
+        "A block's references are exactly the columns that hold it, and every "
+        "holder exists: nothing lost, nothing shared unknowingly.",
+        "some block is held",
+        "v1/core/single_type_kv_cache_manager.py::SingleTypeKVCacheManager.req_to_blocks",
+        parts=("blocks", "tables"), applies=lambda world: bool(world.book.core.holders),
+        holds=lost_or_doubly_owned,
     ),
     Rule(
         "free_queue_is_unheld", "consequence", "ownership",
         "The free queue lists every unheld block once, and no held one.",
-        "some block is held", "v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue; https://github.com/vllm-project/vllm/issues/42571",
+        "some block is held",
+        "v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue; https://github.com/vllm-project/vllm/issues/42571",
         parts=("blocks",), applies=lambda world: bool(world.book.core.holders), holds=free_queue_wrong,
     ),
     Rule(
@@ -137,11 +141,13 @@ RULES = (
     Rule(
         "attention_reads_exact", "consequence", "ownership",
         "Every position that full attention reads holds the bytes of exactly that request's prefix.",
-        "a forward reads history of a full-attention group", "https://github.com/vllm-project/vllm/pull/45357",
+        "a forward reads history of a full-attention group",
+        "https://github.com/vllm-project/vllm/pull/45357",
     ),
     Rule(
         "window_reads_exact", "consequence", "ownership",
         "Every position inside a window or attention chunk holds the bytes of exactly that request's prefix.",
-        "a forward reads history of a windowed group", "https://github.com/vllm-project/vllm-ascend/issues/13501",
+        "a forward reads history of a windowed group",
+        "https://github.com/vllm-project/vllm-ascend/issues/13501",
     ),
 )  # fmt: skip

@@ -122,8 +122,8 @@ def group_must_serve(group: Group) -> bool:
 
 
 def dropped_hit(hit: int, unit: int, drops: int) -> int:
-    """A hit after the groups' tail drop: the dropped unit was matched past the hit, so nothing more is taken off
-    (https://github.com/vllm-project/vllm/pull/51771)."""
+    """A hit after the groups' tail drop: the dropped unit was matched past the hit, so nothing more is taken
+    off (https://github.com/vllm-project/vllm/issues/51771)."""
     return hit
 
 
@@ -161,23 +161,23 @@ def same_step_hit(cached_this_step: bool) -> bool:
 
 
 def boundary_block(table_block: int, mirror_block: int) -> int:
-    """Which block a store of a recurrent column reads: the core's, exactly; a mirror that only appends names a
-    stale one (https://github.com/1CatAI/1Cat-vLLM/pull/249)."""
+    """Which block a store of a recurrent column reads: the core's, exactly; a mirror that only appends names
+    a stale one (https://github.com/1CatAI/1Cat-vLLM/pull/249)."""
     return table_block
 
 
 def publishes_unrun_boundary() -> bool:
     """Whether a decode step's boundary is published when the step is scheduled.
 
-    It reaches its column only with post-processing, ``pp`` steps later on an earlier stage; so it is published when the
-    step's output is processed.  vLLM 0.33.0 registers a boundary at the step's first token when it is scheduled
-    (``KVCacheManager.allocate_slots``: ``cache_blocks``), unless hashes look ahead."""
+    It reaches its column only with post-processing, ``pp`` steps later on an earlier stage; so it is
+    published when the step's output is processed.  vLLM 0.33.0 registers a boundary at the step's first token
+    when it is scheduled (``KVCacheManager.allocate_slots``: ``cache_blocks``), unless hashes look ahead."""
     return False
 
 
 def mamba_drops() -> int:
-    """Units that a recurrent group drops from a hit when its peers drop theirs: none, its boundary states are exact
-    (disputed upstream: https://github.com/vllm-project/vllm/pull/48375)."""
+    """Units that a recurrent group drops from a hit when its peers drop theirs: none, its boundary states are
+    exact (disputed upstream: https://github.com/vllm-project/vllm/pull/48375)."""
     return 0
 
 
@@ -289,7 +289,8 @@ def fenced_blocks(blocks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def unfences(job: int, jobs: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the stores that fence one physical block lose the fence when ``job`` is done: that one alone."""
+    """Which of the stores that fence one physical block lose the fence when ``job`` is done: that one
+    alone."""
     return (job,)
 
 

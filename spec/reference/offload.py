@@ -124,8 +124,8 @@ def start_load(ref: Reference, request: Request, local: int, total: int) -> None
             if entry is None or entry.state != "ready":
                 held = "absent" if entry is None else entry.state
                 raise PolicyError(
-                    f"load of {request.uid} admitted at {total} tokens names chunk {index} of group {group.name} "
-                    f"(tokens up to {end}), which is {held} in the host tier"
+                    f"load of {request.uid} admitted at {total} tokens names chunk {index} of group "
+                    f"{group.name} (tokens up to {end}), which is {held} in the host tier"
                 )
             first = index * config.blocks_per_chunk
             subs = tuple(

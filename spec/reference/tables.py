@@ -207,9 +207,9 @@ def publish_columns(ref: Reference, request: Request, g: int, upto: int) -> None
 def publish_states(ref: Reference, request: Request, upto: int, *, now: bool) -> None:
     """Put recurrent columns below ``upto`` tokens under their keys, and offer them to the store.
 
-    Column p is published as the state after ``(p + 1)`` blocks.  That is what it holds only because prefill chunks end
-    on boundaries and post-processing moves a crossed boundary's state to its column.  ``now``: the step being
-    scheduled will write it, so no reader of the same step may adopt it."""
+    Column p is published as the state after ``(p + 1)`` blocks.  That is what it holds only because prefill
+    chunks end on boundaries and post-processing moves a crossed boundary's state to its column.  ``now``: the
+    step being scheduled will write it, so no reader of the same step may adopt it."""
     if not ref.config.prefix_caching:
         return
     plan = ref.plans[request.uid]
