@@ -204,7 +204,7 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
     product = torch.empty_like(left)
     products = timing.graph_of([lambda: torch.mm(left, right, out=product)] * 4)
     timing.busy_us(None, 1.0, products, 6000.0)
-    alone = timing.busy_us(None, 1.0, products, 6000.0)
+    roughly = timing.busy_us(None, 1.0, products, 6000.0)
     for size in HOST_PAGES:
         count = HOST_BYTES // size
         say(f"pages of {size >> 10} KiB")
@@ -244,13 +244,16 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
             here = [timing.replayed_us([copy], 5) for _ in range(2)]
             yield Row(f"host copy, {name}", "of pinned", of_pinned(timing.eager_us(loop, 1)), theirs, 1.0,
                       of_pinned(here[0]), of_pinned(here[1]), 0.94 if to_host else 0.92, False)  # fmt: skip
-            cost = None
-            if upstream and theirs_us:
-                cost = timing.busy_us(swap, theirs_us, products, alone) / alone - 1
-            slowed = [timing.busy_us(copy, here[0], products, alone) / alone - 1 for _ in range(2)]
-            goal = max(0.05, (cost or 0) / 2)
+
+            def cost(launch: Callable[[], object], us: float) -> float:
+                alone = timing.busy_us(None, 1.0, products, roughly)
+                return timing.busy_us(launch, us, products, roughly) / alone - 1
+
+            theirs_cost = cost(swap, theirs_us) if upstream and theirs_us else None
+            slowed = [cost(copy, here[0]) for _ in range(2)]
+            goal = max(0.05, (theirs_cost or 0) / 2)
             yield Row(
-                f"product beside it, {name}", "slowed by", None, cost, 0.0, *slowed, round(goal, 3), True
+                f"product beside it, {name}", "slowed by", None, theirs_cost, 0.0, *slowed, round(goal, 3), True
             )
 
 

@@ -47,7 +47,6 @@ _destination_column = twin(align.destination_column)
 _byte_offset = twin(align.byte_offset)
 
 FIELDS = tl.constexpr(TILE_FIELDS)
-MOST_PARTS = tl.constexpr(8)
 
 # PATHS says which kinds of tiles a binding has, so that code for the others is not compiled: the sum of 32
 # (wide windows), 16 (wide temporal states), and 8, 4, 2, 1 (narrow tiles of that unit).
@@ -69,19 +68,6 @@ def _copy_narrow(
 
 
 @triton.jit
-def _copy_wide(source, target, words, ticket, TILE_BYTES: tl.constexpr):
-    """Adjacent 8-byte words, everything a multiple of 16 bytes; draws a ticket while the words travel."""
-    from_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
-    to_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
-    word = tl.arange(0, TILE_BYTES // 8)
-    mask = word < words // 2 * 2  # even, as the compiler now sees
-    data = tl.load(from_words + word, mask=mask)
-    drawn = tl.atomic_add(ticket, 1, sem="relaxed")
-    tl.store(to_words + word, data, mask=mask)
-    return drawn
-
-
-@triton.jit
 def _copy_wide_window(
     source, target, words, kept, shift, token_stride, WINDOW: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
@@ -98,16 +84,16 @@ def _copy_wide_window(
 
 
 @triton.jit
-def _fetch(tiles, entries, item, end, tile_count, groups, ONE_GROUP: tl.constexpr):
+def _fetch(tiles, entries, item, end, TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr):
     """What the copy of one (crossing, tile) pair needs first; nothing if `item` is not below `end`."""
     there = item < end
-    record = tiles + (item % tile_count) * FIELDS
+    record = tiles + (item % TILE_COUNT) * FIELDS
     base = tl.load(record, mask=there, other=0)
     page_stride = tl.load(record + 1, mask=there, other=0)
     extent = tl.load(record + 2, mask=there, other=0).to(tl.int32)
     tokens = tl.load(record + 3, mask=there, other=0).to(tl.int32)
-    entry = entries + (item // tile_count) * groups * 4
-    if not ONE_GROUP:
+    entry = entries + (item // TILE_COUNT) * (GROUPS * 4)
+    if GROUPS > 1:
         entry += tl.load(record + 4, mask=there, other=0) * 4
     window_block = tl.load(entry, mask=there, other=0)
     temporal_block = tl.load(entry + 1, mask=there, other=0)
@@ -147,77 +133,55 @@ def _copy_tile(
 
 
 @triton.jit
-def _place(index, whole, parts):
-    """The pair that a place in the order stands for, and which of its parts."""
-    over = tl.maximum(index - whole, 0)
-    return tl.minimum(index, whole) + over // parts, over % parts
-
-
-@triton.jit
 def copy_kernel(
-    count, entries, tiles, tile_count, groups, capacity,
-    TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr, LANES: tl.constexpr, PATHS: tl.constexpr,
-    ONE_GROUP: tl.constexpr,
+    count, entries, tiles, capacity,
+    TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr, TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr,
+    LANES: tl.constexpr, PATHS: tl.constexpr,
 ):  # fmt: skip
     """Copy all tiles of all listed crossings.
 
-    Pairs go to programs in order, by tickets: programs that took every n-th pair drift apart, and memory that
-    is read and written in many places at once is slower.  A program is two pairs ahead: it fetches what the
-    next one needs, and draws a ticket for the one after, while it copies.  The pairs of the last round are cut
-    in parts if they are few.
+    Pairs go to programs in order, by tickets: programs that took every n-th pair would drift apart, and
+    memory that is read and written in many places at once is slower.  A program is two pairs ahead: while
+    the words of one travel, it fetches what the next one needs and draws a ticket for the one after.
     """
-    programs = tl.num_programs(0)
-    index = tl.program_id(0)
-    ahead = index + programs
-    ticket = count + 1
+    item = tl.program_id(0)
+    ahead = item + tl.num_programs(0)
     base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-        tiles, entries, index, capacity * tile_count, tile_count, groups, ONE_GROUP
+        tiles, entries, item, capacity * TILE_COUNT, TILE_COUNT, GROUPS
     )  # before it is known whether there is any crossing
-    pairs = tl.load(count) * tile_count
-    last = pairs % programs  # pairs that the last round leaves for too few programs
-    parts = tl.minimum(tl.maximum(programs // tl.maximum(last, 1), 1), MOST_PARTS)
-    whole = pairs - last
-    end = whole + last * parts
-    item, part = _place(index, whole, parts)
-    if (index < end) & (item != index):
-        base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-            tiles, entries, item, pairs, tile_count, groups, ONE_GROUP
-        )
-    while index < end:
-        item_, part_ = _place(ahead, whole, parts)
-        base_, page_stride_, extent_, tokens_, window_block_, temporal_block_, to_block_, offset_ = _fetch(
-            tiles, entries, item_, tl.where(ahead < end, pairs, 0), tile_count, groups, ONE_GROUP
-        )
-        record = tiles + (item % tile_count) * FIELDS
+    end = tl.load(count) * TILE_COUNT
+    ticket = count + 1
+    word = tl.arange(0, TILE_BYTES // 8)
+    while item < end:
+        record = tiles + (item % TILE_COUNT) * FIELDS
         temporal = tokens == 0
         from_block = tl.where(temporal, temporal_block, window_block)
         shift = tl.where(temporal, 0, offset)
         kept = tl.where(temporal, 1, tokens - shift)
+        moves = (from_block != to_block) | (shift > 0)
+        units = extent
         from_address = base + _byte_offset(from_block.to(tl.int64), page_stride)
         to_address = base + _byte_offset(to_block.to(tl.int64), page_stride)
-        units = extent
-        if index >= whole:
-            each = tl.cdiv(extent, 2 * parts) * 2
-            skipped = part * each * tl.load(record + 6)
-            from_address += skipped
-            to_address += skipped
-            units = tl.minimum(each, extent - part * each)
-        units = tl.where((from_block != to_block) | (shift > 0), units, 0)
         wide_temporal = temporal
         if (PATHS & 15) != 0:
             wide_temporal = temporal & (tl.load(record + 7) == 16)
-        if wide_temporal:
-            drawn = _copy_wide(from_address, to_address, units, ticket, TILE_BYTES)
-        else:
-            drawn = tl.atomic_add(ticket, 1, sem="relaxed")
-            if units > 0:
-                _copy_tile(record, from_address, to_address, units, kept, shift, WINDOW, LANES, PATHS)
+        from_words = tl.multiple_of(from_address.to(tl.pointer_type(tl.int64)), 16)
+        to_words = tl.multiple_of(to_address.to(tl.pointer_type(tl.int64)), 16)
+        words = tl.where(wide_temporal & moves, units, 0) // 2 * 2  # even, as the compiler now sees
+        data = tl.load(from_words + word, mask=word < words)
+
+        drawn = tl.atomic_add(ticket, 1, sem="relaxed")
+        base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
+            tiles, entries, ahead, end, TILE_COUNT, GROUPS
+        )
+
+        tl.store(to_words + word, data, mask=word < words)
+        if moves & (wide_temporal == 0):
+            _copy_tile(record, from_address, to_address, units, kept, shift, WINDOW, LANES, PATHS)
         if drawn == end - 1:
-            tl.store(ticket, 0)  # as many tickets as places: this was the last
-        index, item, part = ahead, item_, part_
-        ahead = 2 * programs + drawn
-        base, page_stride, extent, tokens = base_, page_stride_, extent_, tokens_
-        window_block, temporal_block, to_block, offset = window_block_, temporal_block_, to_block_, offset_
+            tl.store(ticket, 0)  # as many tickets as pairs: this was the last
+        item = ahead
+        ahead = 2 * tl.num_programs(0) + drawn
 
 
 @triton.jit
@@ -358,7 +322,8 @@ class Align:
             "WINDOW": self.shape.window,
             "LANES": self.shape.lanes,
             "PATHS": _paths(records),
-            "ONE_GROUP": self.groups == 1,
+            "TILE_COUNT": self.tile_count,
+            "GROUPS": self.groups,
             "num_warps": warps or 16,
         }
 
@@ -416,8 +381,7 @@ class Align:
     def _copy(self, crossings: Crossings) -> None:
         if self.tile_count:
             copy_kernel[(self.programs,)](
-                crossings.count, crossings.entries, self.tiles, self.tile_count, self.groups,
-                self.bound.rows, **self._sizes,
+                crossings.count, crossings.entries, self.tiles, self.bound.rows, **self._sizes,
             )  # fmt: skip
 
     def _prepare(
