@@ -300,7 +300,7 @@ def offload_hit(config: Config, ends: Ends, tokens: int, local_tokens: int = 0) 
             group, chunk = config.groups[index], chunk_tokens(config, config.groups[index])
             keyed = arith.full_chunks_of(tokens, chunk)
             limit = arith.shrink_hit(limit, keyed, chunk)
-            if limit - local_tokens < chunk:
+            if not arith.worth_loading(limit, local_tokens, chunk):
                 return 0
             drop = drops(config, group) and index not in verified
             first = arith.lookup_first_chunk_full(local_tokens, chunk)
