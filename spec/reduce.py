@@ -131,7 +131,14 @@ class _Reducer:
         return best
 
     def merge(self, best: Choices) -> Choices:
-        """Several neighbouring choices become one ``run`` that goes on until it blocks, or one ``drain``."""
+        """Neighbours become one: a ``run`` until it blocks, a ``drain``, or all that is left ``quiet``.
+
+        A run whose rest is ``quiet`` says that no clever scheduling was needed from there on.
+        """
+        for first in range(len(best) - 1):
+            got = self.attempt((*best[:first], ("quiet",)))
+            if got is not None:
+                return got
         for length in range(min(len(best), LONGEST_MERGE), 1, -1):
             for first in range(len(best) - length + 1):
                 part = best[first : first + length]
@@ -211,6 +218,8 @@ def simpler_choices(choice: Event, config: Config) -> Iterator[Event]:
     elif kind == "accept":
         for fewer in smaller(choice[2], 0):
             yield (kind, choice[1], fewer)
+    elif kind == "quiet":
+        yield ("drain",)
     elif kind == "run" and choice[3]:
         yield (*choice[:3], 0)
         for fewer in smaller(choice[3], 1):

@@ -409,6 +409,17 @@ def test_a_fence_dropped_too_early_shrinks_to_two_requests_that_share_a_block() 
     ]
 
 
+def test_a_row_found_by_batch_index_shrinks_to_two_requests_and_no_scheduling_at_all() -> None:
+    cfg, policy, choices, rule = scenario_run("row-by-batch-index-pp2")
+    least = reduce.reduce(cfg, resolve(policy), choices, rule)
+    assert_minimal(cfg, policy, least, rule)
+    assert [script.line(choice) for choice in least] == [
+        "arrive r1 prompt=1 outputs=1",
+        "arrive r2 prompt=1 outputs=5",
+        "quiet",
+    ]
+
+
 def test_a_repaired_policy_survives_the_counterexample_of_the_broken_one() -> None:
     for name in ("fence-dropped-early", "visible-after-one-rank", "table-bound-at-capture-pp2"):
         cfg, policy, choices, rule = scenario_run(name)
