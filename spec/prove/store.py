@@ -461,84 +461,104 @@ def _worth(last: Claim) -> Claim:
 
 
 def _found_dropping(name: str, need: Need, condition: bool) -> Claim:
-    """Every chunk that lookup asks for at h = m*F, and the one past it, was stored, in a group with drop; F
-    = r*t.
-    """
+    """Every chunk that lookup asks for at h = g*t = m*F, and the one past it, was stored; group with drop."""
+    conditions = (
+        Hypothesis(
+            "e >= 1, or t does not divide W - 1, or fewer than k blocks a segment go unkept (none, or fewer "
+            "than k - 1, if m = 1)",
+            lambda m, f, b, k, W, e: either(
+                e >= 1,
+                floormod(W - 1, b * k) != 0,
+                cov.store_keeps_all(need(W, e, b, 1), f),
+                both(m >= 2, f - need(W, e, b, 1) < k),
+                f - need(W, e, b, 1) < k - 1,
+            ),
+        ),
+    )
     return Claim(
         name,
-        (v.m, v.r, v.b, v.k, v.W, v.e, v.n, v.j),
-        lambda m, r, b, k, W, e, n, j: _stored(j, n, b, k, r * k, need(W, e, b, 1), 1),
+        (v.g, v.m, v.f, v.b, v.k, v.W, v.e, v.n, v.j),
+        lambda f, b, k, W, e, n, j: _stored(j, n, b, k, f, need(W, e, b, 1), 1),
         (
-            Hypothesis("h + t <= n", lambda m, r, b, k, n: m * r * k * b + b * k <= n),
-            *(
-                (
-                    Hypothesis(
-                        "e >= 1, or t does not divide W - 1, or fewer than k blocks a segment go unkept "
-                        "(none or fewer than k - 1 if m = 1)",
-                        lambda m, r, b, k, W, e: either(
-                            e >= 1,
-                            floormod(W - 1, b * k) != 0,
-                            cov.store_keeps_all(need(W, e, b, 1), r * k),
-                            both(m >= 2, r * k - need(W, e, b, 1) < k),
-                            r * k - need(W, e, b, 1) < k - 1,
-                        ),
-                    ),
-                )
-                if condition
-                else ()
-            ),
+            Hypothesis("h = g*t = m*F", lambda g, m, f, k: g * k == m * f),
+            Hypothesis("h + t <= n", lambda g, b, k, n: g * k * b + b * k <= n),
+            *(conditions if condition else ()),
             Hypothesis(
-                "lookup asks for chunk j at h = m*F, one more than the hit for the drop",
-                lambda m, r, b, k, W, e, j: both(
-                    j >= _window_at(m * r * k * b, W, e, b * k), j <= cdiv(m * r * k * b, b * k)
+                "lookup asks for chunk j at h, or chunk j is the one past it, for the drop",
+                lambda g, b, k, W, e, j: both(
+                    j >= _window_at(g * k * b, W, e, b * k), j <= cdiv(g * k * b, b * k)
                 ),
             ),
         ),
-        lambda m, r, b, k, W, e, j: (
-            lemmas.scaled(0, -m * r, b * k),
-            *v.pairs(r * k, floordiv(max(j * k, 1) - 1, r * k), m - 1, m - 2, m),
-            *v.pairs(b, j * k + k, m * r * k - need(W, e, b, 1) + 1),
-            *v.pairs(k, j, m * r, m * r - 1),
+        lambda g, m, f, b, k, W, e, j: (
+            lemmas.scaled(0, -g, b * k),
+            *v.pairs(f, floordiv(max(j * k, 1) - 1, f), m - 1, m - 2, m),
+            *v.pairs(b, j * k + k, g * k - need(W, e, b, 1) + 1),
+            *v.pairs(k, j, g, g - 1),
             lemmas.nonnegative(j, k),
-            lemmas.nonnegative(m - 1, r * k),
-            lemmas.nonnegative(m * r - j, b * k),
-            *_window_pairs(m * r * k * b, W, e, b * k, floordiv(W - 1, b * k)),
+            lemmas.nonnegative(m - 1, f),
+            lemmas.nonnegative(g - j, b * k),
+            *_window_pairs(g * k * b, W, e, b * k, floordiv(W - 1, b * k)),
+        ),
+    )
+
+
+def _found_dropping_inside(name: str, need: Need) -> Claim:
+    """As `_found_dropping` where h = m*F lies inside a chunk, for all chunks but the one past the hit."""
+    return Claim(
+        name,
+        (v.m, v.f, v.b, v.k, v.W, v.e, v.n, v.j),
+        lambda f, b, k, W, e, n, j: _stored(j, n, b, k, f, need(W, e, b, 1), 1),
+        (
+            Hypothesis("t does not divide h = m*F", lambda m, f, b, k: floormod(m * f * b, b * k) != 0),
+            Hypothesis("cdiv(h,t)*t <= n", lambda m, f, b, k, n: cdiv(m * f * b, b * k) * b * k <= n),
+            Hypothesis(
+                "lookup asks for chunk j at h",
+                lambda m, f, b, k, W, e, j: both(
+                    j >= _window_at(m * f * b, W, e, b * k), j < cdiv(m * f * b, b * k)
+                ),
+            ),
+        ),
+        lambda m, f, b, k, W, e, j: (
+            *v.pairs(f, floordiv(max(j * k, 1) - 1, f), m - 1, m - 2, m),
+            *v.pairs(b, m * f, j * k),
+            *v.pairs(b, j * k + k, m * f - need(W, e, b, 1) + 1),
+            *v.pairs(b * k, cdiv(m * f * b, b * k), floordiv(m * f * b, b * k)),
+            lemmas.nonnegative(j, k),
+            lemmas.nonnegative(m - 1, f),
+            *_window_pairs(m * f * b, W, e, b * k, floordiv(W - 1, b * k)),
         ),
     )
 
 
 def _lost_dropping(name: str, gap: Hypothesis) -> Claim:
-    """The first chunk that lookup asks for at h = m*F in a group with drop was not stored; e = 0, W = w*t +
-    1.
-    """
+    """The first chunk that lookup asks for at h = g*t = m*F was not stored; drop, e = 0, W = w*t + 1."""
     return Claim(
         name,
-        (v.m, v.r, v.b, v.k, v.w),
-        lambda m, r, b, k, w: both(
-            _window_at(m * r * k * b, w * b * k + 1, 0, b * k) == m * r - w - 1,
+        (v.g, v.m, v.f, v.b, v.k, v.w),
+        lambda g, f, b, k, w: both(
+            _window_at(g * k * b, w * b * k + 1, 0, b * k) == g - w - 1,
             negation(
                 _stored(
-                    m * r - w - 1,
-                    m * r * k * b + b * k,
+                    g - w - 1,
+                    g * k * b + b * k,
                     b,
                     k,
-                    r * k,
+                    f,
                     cov.store_need_blocks(w * b * k + 1, 0, b, 1),
                     1,
                 )
             ),
         ),
-        (gap,),
-        lambda m, r, b, k, w: (
+        (Hypothesis("h = g*t = m*F", lambda g, m, f, k: g * k == m * f), gap),
+        lambda g, m, f, b, k, w: (
             lemmas.scaled(0, -w * k, b),
-            lemmas.scaled(0, -m * r, b * k),
-            *_window_pairs(m * r * k * b, w * b * k + 1, 0, b * k, w, w + 1),
-            *v.pairs(r * k, floordiv(max((m * r - w - 1) * k, 1) - 1, r * k), m - 1),
-            *v.pairs(k, r, w + 1),
-            *v.pairs(r, m, 1),
-            *v.pairs(r * k, m, 1),
-            *v.pairs(k, m * r, w + 1, w + 2),
-            lemmas.nonnegative(m - 1, r * k),
+            lemmas.scaled(0, -g, b * k),
+            *_window_pairs(g * k * b, w * b * k + 1, 0, b * k, w, w + 1),
+            *v.pairs(f, floordiv(max((g - w - 1) * k, 1) - 1, f), m - 1),
+            *v.pairs(f, m, 1),
+            *v.pairs(k, g, w + 1, w + 2),
+            lemmas.nonnegative(m - 1, f),
         ),
     )
 
@@ -565,9 +585,10 @@ AGREEMENT = Theorem(
     "coverage",
     "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that "
     "the drop rule allows is found. Multiples of F, no drop: iff h >= t, cdiv(h,t)*t <= n, W + e >= 2, "
-    "and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, t | F, with "
-    "drop: iff h + t <= n and not (e = 0, t | W - 1, and at least k blocks a segment unkept, or k - 1 >= "
-    "1 of them at h = F). h = n - 1, F | n, t | n, t >= 2: iff n > F, n > t, W + e >= 2 and not (t | W + "
+    "and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, with drop: "
+    "iff h >= t, cdiv(h,t)*t + t <= n and, where t | h, not (e = 0, t | W - 1, and at least k blocks a "
+    "segment unkept, or k - 1 >= 1 of them at h = F), and where t does not divide h, the mask names the "
+    "chunk past the hit. h = n - 1, F | n, t | n, t >= 2: iff n > F, n > t, W + e >= 2 and not (t | W + "
     "e - 1, at least k blocks a segment unkept). With a Mamba chunk that is a multiple of F only "
     "multiples of F arise. A mask of cdiv(W + e, b) blocks loses nothing.",
     (
@@ -634,13 +655,23 @@ AGREEMENT = Theorem(
             ),
         ),
         _found_dropping("h = m*F, group with drop: found if", cov.store_need_blocks, True),
+        _found_dropping_inside(
+            "h = m*F inside a chunk, group with drop: all chunks but the one past the hit",
+            cov.store_need_blocks,
+        ),
+        Claim(
+            "h = m*F, group with drop: found only if (the chunk past the hit is whole)",
+            (v.h, v.n, v.b, v.k, v.f),
+            lambda h, n, b, k, f: negation(_stored(cdiv(h, b * k), n, b, k, f, f, 1)),
+            (Hypothesis("cdiv(h,t)*t + t > n", lambda h, n, b, k: cdiv(h, b * k) * b * k + b * k > n),),
+        ),
         _lost_dropping(
             "h = m*F, group with drop: found only if (no gap): e = 0, W = w*t + 1, f - need >= k",
-            Hypothesis("f - need >= k", lambda r, k, w: r * k - w * k - 1 >= k),
+            Hypothesis("f - need >= k", lambda f, k, w: f - w * k - 1 >= k),
         ),
         _lost_dropping(
             "h = F, group with drop: found only if: e = 0, W = w*t + 1, f - need = k - 1, the first segment",
-            Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda m, r, k, w: both(m == 1, r == w + 1, k >= 2)),
+            Hypothesis("m = 1, F = (w + 1)*t, k >= 2", lambda g, m, k, w: both(m == 1, g == w + 1, k >= 2)),
         ),
         Claim(
             "a hit m*F past p gains a chunk of full attention, and at p = 0 one of the window group iff h "
@@ -710,6 +741,9 @@ AGREEMENT = Theorem(
     ),
     (_LARGEST, v.SCAN, v.PREFIX, _STORE),
     (
+        "Where b does not divide F the store uses no mask, and the conditions on what is unkept fall away.",
+        "With drop, h = n - 1 never arises: full attention drops to F*(n//F - 1), and a window group has "
+        "no chunk past it.",
         "Where h = n - 1 is lost, lookup falls back to the next multiple of F: an identical prompt of "
         "length n = m*F reuses m*F - F tokens instead of n - 1.",
     ),
