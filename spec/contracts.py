@@ -47,7 +47,7 @@ SHARED_RULES: dict[str, tuple[str, ...]] = {
 
 #: What each question may be answered with.
 KINDS: dict[str, frozenset[str]] = {
-    "on_arrive": frozenset({"enqueue"}),
+    "on_arrive": frozenset({"enqueue", "evict"}),
     "schedule": frozenset(
         "alloc adopt move drop publish evict copy zero hit defer start row preempt".split()
         + "look job flush tier step".split()
@@ -95,6 +95,7 @@ class SchedulerView:
     crossed: dict[UserId, tuple[int, int]] = field(
         default_factory=dict
     )  # processed tokens before and after an output
+    due: tuple[UserId, ...] = ()  # requests whose row this output brings
     found: str | None = None
 
     @classmethod
@@ -159,6 +160,9 @@ def follow(view: SchedulerView, question: Question, answer: Answer) -> str | Non
     """The same, and the view learns the answer (all of it, refused or not)."""
     view.begin_answer()
     reason = None
+    if question[0] == "on_output":
+        step, requests = question[1].step, view.book.requests
+        view.due = tuple(u for u, _ in question[1].tokens if u in requests and step in requests[u].flying)
     if question[0] == "on_arrive":
         arrival: Arrival = question[1]
         view.outputs[arrival.uid] = arrival.outputs
@@ -549,7 +553,8 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
 def _arrive_whole(view: SchedulerView, question: Question, decisions: list[Event]) -> str | None:
     arrival: Arrival = question[1]
     want = [("enqueue", arrival.uid, arrival.tokens)]
-    return None if decisions == want else f"an arrival is answered with {want}, not {decisions}"
+    taken = [event for event in decisions if event[0] != "evict"]
+    return None if taken == want else f"an arrival is answered with {want}, not {taken}"
 
 
 def _schedule_whole(view: SchedulerView, question: Question, decisions: list[Event]) -> str | None:
@@ -592,7 +597,9 @@ def _overwrites(view: SchedulerView, u: UserId) -> str | None:
         state = group.kind is Kind.MAMBA
         first = align.running_column(c, q, block) if state else c // block
         for col in range(first, first + d + 1 if state else (c + q - 1) // block + 1):
-            held = request.cols[g][col]
+            held = request.cols[g][col] if col < len(request.cols[g]) else NULL
+            if not held:
+                continue  # judged as a column that is lacking
             key = cast("Key | None", view.book.core.key.get(held))
             others = (r for o, r in view.book.requests.items() if o != u)
             shared = any(held in r.cols[g] for r in others)
@@ -610,10 +617,11 @@ def _output_whole(view: SchedulerView, question: Question, decisions: list[Event
     output: Output = question[1]
     if [event for event in decisions if event[0] == "done"] != [("done", output.step)]:
         return f"the output of step {output.step} is processed once"
+    left_out = [u for u in view.due if u not in view.crossed]
+    if left_out:
+        return f"the tokens of {left_out[0]} in step {output.step} are left out"
     for uid, _ in output.tokens:
         request = view.book.requests.get(uid)
-        if request and output.step in request.flying:
-            return f"the tokens of {uid} in step {output.step} are left out"
         if (
             request
             and request.status is not Status.DONE

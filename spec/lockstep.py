@@ -102,7 +102,7 @@ class Gains:
                 more[kind][event[1], event[2], event[3]] = 1
             elif kind == "job":
                 more[event[2]].update({key: 1 for key, _, _ in event[4]})
-            elif kind in ("flush", "defer", "preempt", "zero"):
+            elif kind in ("flush", "defer", "preempt"):
                 less[kind] += 1
         return cls(more, less)
 

@@ -453,7 +453,9 @@ class _Reader:
         if stream != known.way or 0 <= op.after_main < view.enqueued:
             view.refuse(f"{known.way} {op.job} is submitted to stream {stream} ahead of the main stream")
         if known.way == "load":
-            self.loading |= {b for _, _, subs in known.chunks for b in subs if b}
+            blocks = {b for _, _, subs in known.chunks for b in subs if b}
+            self.writes(blocks, f"load {op.job}")
+            self.loading |= blocks
         elif (
             op.job in self.orders.decided_now and known.uid in self.orders.rows and "forward" not in self.done
         ):

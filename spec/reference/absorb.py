@@ -50,6 +50,8 @@ def absorb(ref: Reference, question: Question, decisions: list[Event]) -> Messag
         ref.book.apply(event)
         if event[0] == "unfence":
             _settled(ref, event[1])
+        elif event[0] == "tokens":
+            _verified(ref, event[1])
     _settle_requests(ref)
     if message is not None:
         stored = {key for event in decisions if event[0] == "job" for key, _, _ in event[4]}
@@ -60,6 +62,13 @@ def absorb(ref: Reference, question: Question, decisions: list[Event]) -> Messag
             if uid not in ref.leaving:
                 del ref.plans[uid]
     return message
+
+
+def _verified(ref: Reference, uid: UserId) -> None:
+    """After an output: states of the boundaries that verified tokens have crossed have been offered."""
+    request = ref.book.requests.get(uid)
+    if request is not None and request.status is Status.RUNNING:
+        _published(ref, request, request.processed, {Kind.MAMBA})
 
 
 def _reset(ref: Reference, scope: str) -> None:
@@ -87,14 +96,13 @@ def _offered(ref: Reference, request: Request, eligible: int, present: set[Key])
         if group.kind is Kind.MAMBA or not ref.config.offload:
             continue
         cols, size = request.cols[g], per * group.block_tokens
-        upto = min(eligible // size, len(cols) // per)
-        wanted = [
-            (g, (index + 1) * size, request.line[(index + 1) * size])
-            for index in range(plan.next_chunk[g], upto)
-            if 0 not in cols[index * per : (index + 1) * per] and offload.store_keeps(ref, g, index, eligible)
-        ]
-        if all(key in present for key in wanted):
-            plan.next_chunk[g] = max(plan.next_chunk[g], upto)
+        for index in range(plan.next_chunk[g], min(eligible // size, len(cols) // per)):
+            lacks = 0 in cols[index * per : (index + 1) * per] or not offload.store_keeps(
+                ref, g, index, eligible
+            )
+            if not lacks and (g, (index + 1) * size, request.line[(index + 1) * size]) not in present:
+                break
+            plan.next_chunk[g] = index + 1
 
 
 def _send(ref: Reference, message: Message, present: set[Key]) -> None:
@@ -196,10 +204,16 @@ def _row(
     if plan.tail and plan.tail[0] <= c:
         plan.tail = None
     plan.allocated = True
-    upto = min(c + q, request.known)
+    kinds = set(Kind) - {Kind.MAMBA} if decode else set(Kind)
+    _published(ref, request, min(c + q, request.known), kinds)
+
+
+def _published(ref: Reference, request: Request, upto: int, kinds: set[Kind]) -> None:
+    """Columns below ``upto`` tokens have been offered for publishing, whether or not they were published."""
+    plan = ref.plans[request.uid]
+    covered = min(upto, request.known - ref.config.hash_lookahead_tokens)
     for g, group in enumerate(ref.config.groups):
-        if group.kind is not Kind.MAMBA:
-            covered = min(upto, request.known - ref.config.hash_lookahead_tokens)
+        if group.kind in kinds:
             plan.published[g] = max(plan.published[g], covered // group.block_tokens)
 
 
