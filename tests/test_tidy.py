@@ -50,7 +50,7 @@ FOREIGN = {
 }
 SOLVERS = {"z3", "cvc5"}
 # An implementation must not know the answer: these modules of spec are for harnesses only.
-ANSWERS = re.compile(r"spec\.(prove|policy|contracts?|faults?|reference)\b")
+ANSWERS = re.compile(r"spec\.(prove|policy|policies|contracts?|faults?|reference)\b")
 HARNESSES: frozenset[str] = frozenset({"impl/lockstep.py", "impl/upstream/lockstep.py"})
 
 
