@@ -22,7 +22,7 @@ import pytest
 
 from impl.upstream import observe, releases, worker_order
 from impl.upstream.child import Child, Died
-from impl.upstream.env import Prepared, Unavailable, prepared, prepared_tree
+from impl.upstream.env import Prepared, Unavailable, prepared, prepared_tree, with_kernels
 from impl.upstream.releases import KNOWN, UnknownRelease, recognise
 from spec.config import Config, ConfigError, Group, Kind
 
@@ -212,7 +212,7 @@ class Client:
             raise AssertionError(f"work is left after 2000 quiet steps: {self.state['queues']}")
         while self.in_flight:
             self.output()
-        assert self.state["references"] == {}
+        assert self.state.get("references", {}) == {}
         assert self.state.get("fences", {}) == {}
         assert self.state.get("jobs", {}) == {}
         assert all(count == 0 for _, count in self.state.get("tier", {}).values())
@@ -512,6 +512,52 @@ def test_restore_of_retained_history_holds_later(release: str) -> None:
     with Child(release_or_skip(release)) as child:
         for seed in range(10):
             assert walk(child, RESTORE, seed, choices=150).seen["load"]
+
+
+@pytest.fixture(params=KNOWN)
+def state_copies(request: pytest.FixtureRequest) -> Iterator[Child]:
+    """A release's own tables and state-copy kernels, in Triton's interpreter."""
+    use = release_or_skip(request.param)
+    try:
+        environment = with_kernels(use)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with Child(use, module="impl.upstream.statecopy", environment=environment) as child:
+        yield child
+
+
+@pytest.mark.slow
+def test_late_copies_and_resume_column(state_copies: Child) -> None:
+    """Three requests decode; before their post-process runs, two of them are gathered again in another order.
+
+    Blocks of 4 tokens, two drafts.  After 6 tokens three more are scheduled: running column 2, scratch
+    columns 3 and 4.  Slot 2 accepts 3, reaching 9 tokens: the boundary at 8 lies one past the 7 tokens of the
+    running column's own state, so column 1 must become what column 3 holds.  The others stay below their
+    boundary.
+    """
+    ask = state_copies.ask
+    rows = [[1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26]]
+    ask("new", slots=3, drafts=2, block_tokens=4, cache_block_tokens=2)
+    resumed = ask("add", slot=0, computed=8)["column"]
+    for slot, row in enumerate(rows):
+        ask("row", slot=slot, blocks=row, overwrite=True)
+        assert ask("add", slot=slot, computed=0)["column"] == -1
+    order = [2, 0, 1]
+    ask("gather", slots=order)
+    assert ask("before", slots=order, lengths=[6, 6, 6], computed=[0, 0, 0])["copied"] == {}
+    ask("after", slots=order, sampled=[1, 1, 1], computed=[6, 6, 6])
+    ask("gather", slots=order)
+    moved = ask("before", slots=order, lengths=[3, 3, 3], computed=[6, 6, 6])
+    assert moved["columns"] == [2, 2, 2]
+    assert {block: held[0] for block, held in moved["copied"].items()} == {"3": 2, "13": 12, "23": 22}
+    ask("gather", slots=[1, 2])
+    late = ask("after", slots=order, sampled=[3, 1, 1], computed=[7, 7, 9])
+    written = {block: held[0] for block, held in late["copied"].items()}
+    facts = worker_order.facts(state_copies.release, "v2")
+    if facts.copies_by == "slot":
+        assert written == {"22": 24} and resumed == 1
+    else:  # the first batch row now belongs to slot 1: its block is overwritten with its own scratch state
+        assert written == {"12": 14} and resumed == 3
 
 
 @pytest.mark.slow

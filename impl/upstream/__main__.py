@@ -1,4 +1,4 @@
-"""Command line: ``python -m impl.upstream fetch RELEASE...``."""
+"""Command line: ``python -m impl.upstream fetch RELEASE... [--kernels]``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     get = commands.add_parser("fetch", help="prepare a release of vLLM in the cache directory")
     get.add_argument("release", nargs="+", help=f"one of {', '.join(KNOWN)}")
+    get.add_argument("--kernels", action="store_true", help="also Triton, to run a release's own kernels")
     given = parser.parse_args(arguments)
     try:
         for release in given.release:
-            ready = fetch(release)
+            ready = fetch(release, given.kernels)
             print(f"vllm {release} is ready in {ready.tree.directory}")
     except (Unavailable, UnknownRelease) as error:
         print(error, file=sys.stderr)

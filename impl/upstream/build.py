@@ -103,6 +103,13 @@ def refuse_inconsistent(config: Config, lookahead_hashes: bool) -> None:
                 f"hash_lookahead_tokens is {config.hash_lookahead_tokens}, but the drafter reads "
                 f"{lookahead_tokens} tokens ahead"
             )
+    if config.step_tokens < config.slots:
+        raise ConfigError(f"step_tokens is {config.step_tokens}, less than slots = {config.slots}")
+    if config.step_tokens < 1 + config.drafts:
+        # A decode is never scheduled in part, so that it would wait for ever.
+        raise ConfigError(
+            f"step_tokens is {config.step_tokens}, less than one decode of 1 + drafts = {1 + config.drafts}"
+        )
     chunked = [group.name for group in config.groups if group.kind is Kind.CHUNKED]
     if chunked and config.tail_drop:
         raise ConfigError(f"vLLM has no tail_drop with chunked-local attention: group {chunked[0]}")

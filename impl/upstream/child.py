@@ -11,7 +11,7 @@ import json
 import select
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -29,17 +29,27 @@ class Died(Exception):
 class Child:
     """One release in a process of its own; a context manager."""
 
-    def __init__(self, use: Prepared, timeout_s: float = 120.0) -> None:
-        """Start the process; importing vLLM takes seconds and happens with the first ``new``."""
+    def __init__(
+        self,
+        use: Prepared,
+        timeout_s: float = 120.0,
+        module: str = "impl.upstream.driver",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the process; importing vLLM takes seconds and happens with the first ``new``.
+
+        ``module`` answers the questions; :mod:`impl.upstream.statecopy` needs the environment of
+        :func:`impl.upstream.env.with_kernels`.
+        """
         self.release = use.tree.release
         self.timeout_s = timeout_s
         self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [str(use.python), "-m", "impl.upstream.driver"],
+            [str(use.python), "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=variables(use),
+            env=dict(environment) if environment is not None else variables(use),
         )
 
     def ask(self, ask: str, **arguments: Any) -> Plain:

@@ -1,11 +1,12 @@
 """Prepares a release in a cache directory: the Python tree of vLLM, and an environment with what it imports.
 
-    python -m impl.upstream fetch 0.33.0
+    python -m impl.upstream fetch 0.33.0 [--kernels]
 
 The cache is ``$HYBRID_KV_CACHE``, else ``$XDG_CACHE_HOME/hybrid-kv``, else ``~/.cache/hybrid-kv``:
 
     env-<digest>/          a virtual environment for all releases; the digest is that of :data:`STAGES`
     releases/<release>/    ``vllm`` and its dist-info, installed from the source archive with target "empty"
+    kernels-<digest>/      Triton, for running a release's kernels in its interpreter (``--kernels``, 1 GB)
     vllm/<release>/        vLLM's own cache (``VLLM_CACHE_ROOT``)
 
 The source archive carries the whole Python part; with target "empty" nothing is compiled and no CUDA library
@@ -29,6 +30,7 @@ from pathlib import Path
 from impl.upstream.releases import Tree, require_known
 
 TORCH = "torch==2.13.0"
+TRITON = "triton==3.9.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Installed in this order; each is its own pip call.  The source archive needs torch and the build tools.
@@ -90,6 +92,11 @@ def cache_directory() -> Path:
 def _environment() -> Path:
     digest = hashlib.sha256(repr((STAGES, sys.version_info[:2])).encode()).hexdigest()[:12]
     return cache_directory() / f"env-{digest}"
+
+
+def _kernels() -> Path:
+    # Apart from the environment: vLLM takes other branches where Triton can be imported.
+    return cache_directory() / f"kernels-{hashlib.sha256(TRITON.encode()).hexdigest()[:12]}"
 
 
 def prepared(release: str) -> Prepared:
@@ -189,7 +196,21 @@ def _build_tree(release: str, target: Path, python: Path) -> None:
     building.rename(target)
 
 
-def fetch(release: str) -> Prepared:
+def with_kernels(use: Prepared) -> dict[str, str]:
+    """Environment of a child that runs kernels; :class:`Unavailable` if Triton was not fetched."""
+    directory = _kernels()
+    if not directory.is_dir():
+        raise Unavailable(
+            f"Triton was not fetched: run `python -m impl.upstream fetch {use.tree.release} --kernels`"
+        )
+    made = variables(use)
+    return made | {
+        "PYTHONPATH": os.pathsep.join((made["PYTHONPATH"], str(directory))),
+        "TRITON_INTERPRET": "1",
+    }
+
+
+def fetch(release: str, kernels: bool = False) -> Prepared:
     """Prepare a release, or find it prepared; :class:`Unavailable` if the registry does not answer."""
     require_known(release)
     root = cache_directory()
@@ -202,6 +223,14 @@ def fetch(release: str) -> Prepared:
         if not tree.is_dir():
             print(f"preparing {tree} (about 60 MB)", file=sys.stderr)
             _build_tree(release, tree, environment / "bin" / "python")
+        triton = _kernels()
+        if kernels and not triton.is_dir():
+            print(f"preparing {triton} (about 1 GB)", file=sys.stderr)
+            building = triton.with_name(f".{triton.name}.partial")
+            shutil.rmtree(building, ignore_errors=True)
+            python = environment / "bin" / "python"
+            _pip(python, ["--no-deps", "--no-compile", "--target", str(building), TRITON], "triton")
+            building.rename(triton)
     return prepared(release)
 
 
