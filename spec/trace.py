@@ -312,6 +312,9 @@ class Silent:
     def on_reset(self, scope: str) -> Answer:
         return Answer()
 
+    def fingerprint(self) -> str:
+        return ""
+
 
 NEEDS_MEMORY = frozenset({"ready_chunk_exact"})  # judged at a decision, but by what the ranks' memory holds
 
