@@ -115,8 +115,9 @@ def test_a_prompt_is_stranded_beside_two_decoding_requests(release: Child) -> No
     assert arith.aligned_reserve(25, 16, 8, BLOCK, 3) == 8
 
 
-# Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk.
-SERVE_THREE = """
+# Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk, and
+# once with window blocks kept at every alignment boundary (the default keeps the last one's only).
+INSIDE = """
 import json
 from dataclasses import replace
 from impl.upstream import build, driver
@@ -157,26 +158,51 @@ for backend in ("exports", "plain"):
     config = Config(backend, groups, 4, pool_blocks=80, request_tokens=64, step_tokens=64)
     engine = driver.Engine(config)
     found[backend] = [serve(engine, name, tokens) for name, tokens in zip("abc", served)]
+
+plain_config = build._vllm_config
+
+def dense(config):
+    made = plain_config(config)
+    made.cache_config.prefix_cache_retention_interval = None
+    return made
+
+build._vllm_config = dense
+groups = (Group("full", Kind.FULL, 8), Group("window", Kind.WINDOW, 4, window_tokens=5))
+config = Config("tier of 4 chunks", groups, 4, offload=True, blocks_per_chunk=2, tier_chunks=4,
+                pool_blocks=20, request_tokens=44, step_tokens=40)
+engine = driver.Engine(config)
+engine.arrive("x", list(range(3, 35)), 8)
+found["stores"] = []
+reports = {}
+for step in range(3):
+    if step == 1:
+        engine.arrive("r", list(range(103, 135)), 8)
+    out = engine.schedule()["out"]
+    tracked = engine.scheduler.connector.connector_scheduler._req_status.get("r")
+    columns = tracked.group_states[1].block_ids if tracked else []
+    found["stores"].append([out["stores"], list(columns)])
+    engine.output(sampled={name: [5] for name in out["samples"]}, reports=reports)
+    reports = {"0": [job["job"] for job in out["stores"]]}
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def three_served(latest: Prepared) -> Any:
-    """Three prompts one after the other, for each backend: 14 tokens; 50 that share 12 with it; 19 that share
-    16 with the second."""
-    command = [str(latest.python), "-c", SERVE_THREE]
+def inside(latest: Prepared) -> Any:
+    """For each backend three prompts one after the other: 14 tokens; 50 that share 12 with it; 19 that share
+    16 with the second.  And the store jobs of three steps of two prompts in a tier that holds one of them."""
+    command = [str(latest.python), "-c", INSIDE]
     run = subprocess.run(command, env=variables(latest), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
-def test_a_chunk_that_exports_passes_the_boundary_of_its_first_block(three_served: Any) -> None:
+def test_a_chunk_that_exports_passes_the_boundary_of_its_first_block(inside: Any) -> None:
     """Theorem 17's other witness in the release: the second prompt resumes after 12 tokens, inside a block
     of 8, and its one chunk ends at 50.  Column 1 is named for 16 tokens, but holds the copy of the state
     after 12: the chunk writes its export's column and its running column only.  The third prompt then
     starts from it."""
-    _, (second,), (third, *_) = three_served["exports"]
+    _, (second,), (third, *_) = inside["exports"]
     start, end = second["computed"] - second["tokens"], second["computed"]
     assert (start, end) == (12, 50)
     assert arith.aligned_split(12, 38, 50, BLOCK, 64, 0, 0, 0, True) == 38
@@ -193,9 +219,30 @@ def test_a_chunk_that_exports_passes_the_boundary_of_its_first_block(three_serve
 
 
 @pytest.mark.slow
-def test_without_the_export_the_chunk_stops_there(three_served: Any) -> None:
-    _, (second, *_), (third, *_) = three_served["plain"]
+def test_without_the_export_the_chunk_stops_there(inside: Any) -> None:
+    _, (second, *_), (third, *_) = inside["plain"]
     assert (second["computed"] - second["tokens"], second["computed"]) == (12, 16)
     assert arith.running_column(12, 4, BLOCK) == 1
     assert second["named"][1] == 16
     assert third["row"][1] == second["row"][1]
+
+
+@pytest.mark.slow
+def test_a_block_lands_in_another_sub_slot_after_a_hole(inside: Any) -> None:
+    """Theorem 18's witness in the release.  The tier is full when the prompt is to be stored, so the store is
+    tried again one step later; by then the window has moved on, and columns 4 and 6 were freed and given away.
+    The job lists columns 2, 3 and 7 under first column 2, and leaves out one whole chunk (columns 4 and 5) and
+    one block of the next: column 7 belongs in sub-slot 1 of its chunk and lands in sub-slot 0."""
+    (first, _), (refused, _), (retried, columns) = inside["stores"]
+    assert [job["request"] for job in first] == ["x"]
+    assert refused == []
+    (job,) = retried
+    assert job["request"] == "r"
+    listed, first_column = job["blocks"][1], job["first_column"][1]
+    assert [columns.index(block) for block in listed] == [2, 3, 7]
+    assert [column for column in range(8) if columns[column] == 0] == [4, 6]
+    holes, unstored, per_chunk = 7 - first_column - 2, 1, 2
+    assert holes != unstored * per_chunk
+    assert arith.landing_position(first_column, 2, per_chunk) == 2
+    assert arith.subslot(2, per_chunk) == 0
+    assert arith.subslot(7, per_chunk) == 1
