@@ -23,6 +23,7 @@ import pytest
 from impl.upstream import observe, releases, worker_order
 from impl.upstream.child import Child, Died
 from impl.upstream.env import Prepared, Unavailable, prepared, prepared_tree, with_kernels
+from impl.upstream.patches import MUTANTS
 from impl.upstream.releases import KNOWN, UnknownRelease, recognise
 from spec.config import Config, ConfigError, Group, Kind
 
@@ -109,11 +110,11 @@ class Crashed(Exception):
 class Client:
     """A random client and honest workers; keeps its own copy of the state from the differences alone."""
 
-    def __init__(self, child: Child, config: Config, seed: int) -> None:
+    def __init__(self, child: Child, config: Config, seed: int, patches: tuple[str, ...] = ()) -> None:
         self.child = child
         self.config = config
         self.random = random.Random(seed)
-        opened = child.new(config)
+        opened = child.new(config, patches)
         self.geometry: Plain = opened["geometry"]
         self.state: observe.State = opened["state"]
         self.hashes: Plain = {}
@@ -459,6 +460,70 @@ def test_exception_inside_vllm_is_a_verdict_with_its_place(latest: Child) -> Non
     assert "offloading/scheduler.py::reset_cache:" in crash["at"]
     assert "it crashed" in latest.ask("schedule")["error"]
     assert "geometry" in latest.new(SHAPES[0])
+
+
+def stalled_prefill(child: Child, patches: tuple[str, ...]) -> list[int]:
+    """Tokens a step of a prompt of 9 beside a decode of 4 tokens, in steps of at most 8; until it is
+    finished.
+    """
+    config = shape("stall", *HYBRID, drafts=3, draft_modules=2, hash_lookahead_tokens=3, step_tokens=8)
+    child.new(config, patches)
+    child.ask("arrive", request="r1", tokens=[3, 4], output_tokens=8)
+    tokens = []
+    for number in range(20):
+        if number == 1:
+            child.ask("arrive", request="r2", tokens=list(range(3, 12)), output_tokens=2)
+        out = child.ask("schedule")["out"]
+        tokens.append(out["tokens"].get("r2", 0))
+        samples = {name: [5] for name in out["samples"]}
+        reply = child.ask("output", sampled=samples, drafts={name: [6, 6, 6] for name in samples})
+        if "r2" in reply["finished"]:
+            break
+    return tokens
+
+
+@pytest.mark.slow
+def test_prefill_that_is_never_scheduled_again(latest: Child) -> None:
+    """The reserve for the drafter moves a chunk's end into a state block and then takes the rest for ever."""
+    assert stalled_prefill(latest, ())[:5] == [0, 4, 2, 0, 0]
+    assert not any(stalled_prefill(latest, ())[5:])
+    assert stalled_prefill(latest, ("reserve_keeps_progress",))[:5] == [0, 4, 2, 2, 1]
+
+
+@pytest.mark.slow
+def test_lookup_past_the_hashes(latest: Child) -> None:
+    """Without full attention a first prompt of 9 tokens looks up a block whose hash cannot exist yet."""
+    window = Group("window", Kind.WINDOW, 8, window_tokens=8, extra_tokens=1)
+    config = shape("lookup", window, hash_block_tokens=8, drafts=2, draft_modules=2, hash_lookahead_tokens=2)
+    prompt = list(range(3, 12))
+    latest.new(config)
+    latest.ask("arrive", request="r1", tokens=prompt, output_tokens=2)
+    crash = latest.ask("schedule")["crash"]
+    assert crash["type"] == "IndexError" and "find_longest_cache_hit" in crash["at"]
+    latest.new(config, ["lookup_within_hashes"])
+    latest.ask("arrive", request="r1", tokens=prompt, output_tokens=2)
+    assert latest.ask("schedule")["out"]["tokens"] == {"r1": 9}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", sorted(MUTANTS))
+def test_mutant_changes_what_is_decided(latest: Child, mutant: str) -> None:
+    """Each mutant bites: the same choices lead to another state (the checker must say that it is a wrong
+    one).
+    """
+    config = shape("mutant", FULL, WINDOW, drafts=2, draft_modules=1, offload=True, pool_blocks=48)
+
+    def last_state(patches: tuple[str, ...]) -> observe.State | str:
+        client = Client(latest, config, 1, patches)
+        try:
+            for _ in range(200):
+                client.step()
+        except Crashed as crashed:
+            return str(crashed)
+        return client.state
+
+    assert last_state(()) == last_state(())
+    assert last_state((mutant,)) != last_state(())
 
 
 @pytest.mark.slow
