@@ -115,8 +115,8 @@ def test_a_prompt_is_stranded_beside_two_decoding_requests(release: Child) -> No
     assert arith.aligned_reserve(25, 16, 8, BLOCK, 3) == 8
 
 
-# Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk, and
-# once with window blocks kept at every alignment boundary (the default keeps the last one's only).
+# Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk,
+# and once with window blocks kept at every alignment boundary (the default keeps the last one's only).
 INSIDE = """
 import json
 from dataclasses import replace
@@ -230,9 +230,9 @@ def test_without_the_export_the_chunk_stops_there(inside: Any) -> None:
 @pytest.mark.slow
 def test_a_block_lands_in_another_sub_slot_after_a_hole(inside: Any) -> None:
     """Theorem 18's witness in the release.  The tier is full when the prompt is to be stored, so the store is
-    tried again one step later; by then the window has moved on, and columns 4 and 6 were freed and given away.
-    The job lists columns 2, 3 and 7 under first column 2, and leaves out one whole chunk (columns 4 and 5) and
-    one block of the next: column 7 belongs in sub-slot 1 of its chunk and lands in sub-slot 0."""
+    tried again one step later; by then the window has moved on, and columns 4 and 6 were given away.  The job
+    lists columns 2, 3 and 7 under first column 2, and leaves out one whole chunk (columns 4 and 5) and one
+    block of the next: column 7 belongs in sub-slot 1 of its chunk and lands in sub-slot 0."""
     (first, _), (refused, _), (retried, columns) = inside["stores"]
     assert [job["request"] for job in first] == ["x"]
     assert refused == []

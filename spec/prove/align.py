@@ -1393,18 +1393,18 @@ THEOREM_18 = Theorem(
     ),
     (
         Refutation(
-            "holes inside a chunk are harmless",
-            "hypothetical",
+            "0.33.0: a store lists a chunk's blocks without the freed ones",
+            "historic",
             Claim(
                 "right chunk and right sub-slot whatever the holes",
                 (_f, _j, _holes, _k),
                 lambda f, j, h, k: align.subslot(_lands(f, j, h, k), k) == align.subslot(j, k),
                 LISTED,
             ),
-            {"f": 4, "j": 6, "h": 1, "k": 4},
+            {"f": 2, "j": 7, "h": 3, "k": 2},
             lambda f, j, h, k: (
-                f"columns {f} and {j} of one chunk of {k} blocks, {h} between them not listed: the block "
-                f"of column {j} lands in sub-slot {(f % k + j - f - h) % k} instead of {j % k}"
+                f"chunks of {k} blocks, columns {f} and {j} listed, {h} between them not: the block of "
+                f"column {j} lands in sub-slot {(f % k + j - f - h) % k} instead of {j % k}"
             ),
             ("k",),
         ),
@@ -1427,6 +1427,13 @@ THEOREM_18 = Theorem(
             ),
             ("k",),
         ),
+    ),
+    (),
+    (
+        "In the released store (tests/test_align_release.py): a tier that is full delays the store, the "
+        "window moves on, and a block that no hit reads is freed and given away while a later one of its "
+        "chunk is still kept.  It takes chunks of two blocks or more, and window blocks kept at more "
+        "boundaries than the last.",
     ),
 )
 
