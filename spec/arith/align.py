@@ -363,8 +363,10 @@ def landing_position(first_column: int, ordinal: int, blocks_per_chunk: int) -> 
     """The position, in blocks from the start of a job's first chunk, of the block listed as number
     `ordinal` (from 0).
 
-    A job names its first block's column only; the others follow without gaps, whatever their columns.
-    Source: `v1/kv_offload/cpu/gpu_worker.py::compute_sub_block_ptrs`.
+    A job names its first block's column only; the others follow without gaps, whatever their columns, so
+    freed blocks may be left out at the start of a job only (https://github.com/vllm-project/vllm/pull/42945
+    counts them right; theorem 18 says when the places are right too). Source:
+    `v1/kv_offload/cpu/gpu_worker.py::compute_sub_block_ptrs`.
     """
     return subslot(first_column, blocks_per_chunk) + ordinal
 
