@@ -293,10 +293,14 @@ def offload_hit(config: Config, ends: Ends, tokens: int, local_tokens: int = 0) 
     windowed = any(group.kind is not Kind.FULL for group in config.groups)
     limit = arith.lookup_candidate(tokens, mamba[0] if mamba else 1) if windowed else tokens
     order = sorted(range(len(config.groups)), key=lambda i: _rank(config, config.groups[i]))
+    window_order = [i for i in order if config.groups[i].kind is not Kind.FULL]
     verified: set[int] = set()
-    while True:
-        before = limit
-        for index in order:
+    gained = 0
+    pending = order
+    while pending:
+        again: list[int] = []
+        seen_window = False
+        for index in pending:
             group, chunk = config.groups[index], chunk_tokens(config, config.groups[index])
             keyed = arith.full_chunks_of(tokens, chunk)
             limit = arith.shrink_hit(limit, keyed, chunk)
@@ -311,8 +315,17 @@ def offload_hit(config: Config, ends: Ends, tokens: int, local_tokens: int = 0) 
             if drop:
                 verified.add(index)
             limit = arith.shrink_hit(limit, arith.tail_drop(first + found, int(drop)), chunk)
-        if limit == before or not windowed:
-            return max(0, limit - local_tokens)
+            if not arith.worth_loading(limit, local_tokens, chunk):
+                return 0
+            if limit - local_tokens < gained:
+                if not drops(config, group):
+                    verified.clear()  # the marks were for a longer candidate
+                if seen_window:
+                    again = window_order  # full groups are not asked again: a prefix only got shorter
+            seen_window |= group.kind is not Kind.FULL
+            gained = limit - local_tokens
+        pending = again
+    return gained
 
 
 def _rank(config: Config, group: Group) -> tuple[bool, int]:
@@ -344,7 +357,8 @@ def _find_chunks(
         while found < last and (found + 1) * chunk in ends:
             found += 1
         return found - first
-    run, need = 0, window_chunks(config, group, limit) + drop
+    candidate = arith.shrink_hit(limit, arith.tail_drop(last, int(drop)), chunk) if last > drop else 0
+    run, need = 0, window_chunks(config, group, candidate) + drop
     for index in range(last - 1, first - 1, -1):
         if (index + 1) * chunk not in ends:
             run, need = 0, window_chunks(config, group) + drop
