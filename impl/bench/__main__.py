@@ -194,17 +194,24 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
     host = torch.empty(HOST_BYTES, dtype=torch.uint8).pin_memory()
     host.random_()
     memory = torch.empty(HOST_BYTES, dtype=torch.uint8, device="cuda").random_()
-    pinned = {
-        True: timing.eager_us(lambda: host.copy_(memory, non_blocking=True)),
-        False: timing.eager_us(lambda: memory.copy_(host, non_blocking=True)),
+    pinned_copies: dict[bool, Callable[[], object]] = {
+        True: lambda: host.copy_(memory, non_blocking=True),
+        False: lambda: memory.copy_(host, non_blocking=True),
     }
-    rates = [HOST_BYTES / pinned[to_host] / 1e3 for to_host in (True, False)]
+    rates = [HOST_BYTES / timing.eager_us(pinned_copies[to_host]) / 1e3 for to_host in (True, False)]
     say(f"one pinned copy: {rates[0]:.1f} GB/s to host, {rates[1]:.1f} GB/s to device")
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
     products = timing.graph_of([lambda: torch.mm(left, right, out=product)] * 4)
     timing.busy_us(None, 1.0, products, 6000.0)
     roughly = timing.busy_us(None, 1.0, products, 6000.0)
+
+    def cost(launch: Callable[[], object], us: float) -> float:
+        alone = timing.busy_us(None, 1.0, products, roughly)
+        return timing.busy_us(launch, us, products, roughly) / alone - 1
+
+    held = timing.eager_us(lambda: torch.cuda._sleep(10_000_000), 3)
+    held_cost = cost(lambda: torch.cuda._sleep(10_000_000), held)  # one multiprocessor held, nothing copied
     for size in HOST_PAGES:
         count = HOST_BYTES // size
         say(f"pages of {size >> 10} KiB")
@@ -233,8 +240,10 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
             if not torch.equal(kept, memory.view(count, size)[order[0].cuda()].cpu()):
                 raise WrongCopy(f"{name}: the copied pages differ")
 
-            def of_pinned(us: float, to_host: bool = to_host) -> float:
-                return pinned[to_host] / us
+            whole = timing.eager_us(pinned_copies[to_host])  # again for every case: the bus is shared
+
+            def of_pinned(us: float, whole: float = whole) -> float:
+                return whole / us
 
             theirs = theirs_us = None
             if upstream:
@@ -245,15 +254,18 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
             yield Row(f"host copy, {name}", "of pinned", of_pinned(timing.eager_us(loop, 1)), theirs, 1.0,
                       of_pinned(here[0]), of_pinned(here[1]), 0.94 if to_host else 0.92, False)  # fmt: skip
 
-            def cost(launch: Callable[[], object], us: float) -> float:
-                alone = timing.busy_us(None, 1.0, products, roughly)
-                return timing.busy_us(launch, us, products, roughly) / alone - 1
-
             theirs_cost = cost(swap, theirs_us) if upstream and theirs_us else None
             slowed = [cost(copy, here[0]) for _ in range(2)]
             goal = max(0.05, (theirs_cost or 0) / 2)
             yield Row(
-                f"product beside it, {name}", "slowed by", None, theirs_cost, 0.0, *slowed, round(goal, 3), True
+                f"product beside it, {name}",
+                "slowed by",
+                None,
+                theirs_cost,
+                held_cost,
+                *slowed,
+                round(goal, 3),
+                True,
             )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 Launch = Callable[[], object]
 
+REST_SECONDS = 0.05
 WARM_UP_MS = 30.0  # a device that has rested starts at a lower clock
 
 
@@ -55,12 +57,13 @@ def busy_us(other: Launch | None, other_us: float, work: torch.cuda.CUDAGraph, w
     """Median microseconds of `work` while launches of `other` keep another stream busy; None: alone.
 
     `work_us`, roughly what it takes alone, says how much to queue.  Alone and beside are measured in the
-    same way, because a device that has rested clocks higher.  Raises RuntimeError if `other` ended first.
+    same way, each time after the same rest, because a device that has rested clocks higher.  Raises RuntimeError if `other` ended first.
     """
     stream = torch.cuda.Stream()
     times = []
     for _ in range(5):
         torch.cuda.synchronize()
+        time.sleep(REST_SECONDS)
         done = torch.cuda.Event(enable_timing=True)
         if other is not None:
             with torch.cuda.stream(stream):

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from impl.kernels.jit import INTERPRETED, tl, triton, twin
+from impl.kernels.jit import INTERPRETED, gdc_launch_dependents, gdc_wait, tl, triton, twin
 from impl.kernels.layout import (
     TILE_FIELDS,
     BindingError,
@@ -84,21 +84,20 @@ def _copy_wide_window(
 
 
 @triton.jit
-def _fetch(tiles, entries, item, end, TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr):
-    """What the copy of one (crossing, tile) pair needs first; nothing if `item` is not below `end`."""
-    there = item < end
+def _fetch(tiles, entries, item, TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr):
+    """What the copy of one (crossing, tile) pair needs first; EARLY: here, and not where it is first used."""
     record = tiles + (item % TILE_COUNT) * FIELDS
-    base = tl.load(record, mask=there, other=0)
-    page_stride = tl.load(record + 1, mask=there, other=0)
-    extent = tl.load(record + 2, mask=there, other=0).to(tl.int32)
-    tokens = tl.load(record + 3, mask=there, other=0).to(tl.int32)
     entry = entries + (item // TILE_COUNT) * (GROUPS * 4)
     if GROUPS > 1:
-        entry += tl.load(record + 4, mask=there, other=0) * 4
-    window_block = tl.load(entry, mask=there, other=0)
-    temporal_block = tl.load(entry + 1, mask=there, other=0)
-    to_block = tl.load(entry + 2, mask=there, other=0)
-    offset = tl.load(entry + 3, mask=there, other=0)
+        entry += tl.load(record + 4, volatile=EARLY) * 4
+    base = tl.load(record, volatile=EARLY)
+    page_stride = tl.load(record + 1, volatile=EARLY)
+    extent = tl.load(record + 2, volatile=EARLY).to(tl.int32)
+    tokens = tl.load(record + 3, volatile=EARLY).to(tl.int32)
+    window_block = tl.load(entry, volatile=EARLY)
+    temporal_block = tl.load(entry + 1, volatile=EARLY)
+    to_block = tl.load(entry + 2, volatile=EARLY)
+    offset = tl.load(entry + 3, volatile=EARLY)
     return base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset
 
 
@@ -136,7 +135,7 @@ def _copy_tile(
 def copy_kernel(
     count, entries, tiles, capacity,
     TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr, TILE_BYTES: tl.constexpr, WINDOW: tl.constexpr,
-    LANES: tl.constexpr, PATHS: tl.constexpr,
+    LANES: tl.constexpr, PATHS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Copy all tiles of all listed crossings.
 
@@ -144,12 +143,15 @@ def copy_kernel(
     memory that is read and written in many places at once is slower.  A program is two pairs ahead: while
     the words of one travel, it fetches what the next one needs and draws a ticket for the one after.
     """
+    if OVERLAP:
+        gdc_wait()  # until the kernel before this one has ended, which may yet be writing what is read here
+        gdc_launch_dependents()
     item = tl.program_id(0)
     ahead = item + tl.num_programs(0)
     base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-        tiles, entries, item, capacity * TILE_COUNT, TILE_COUNT, GROUPS
+        tiles, entries, tl.minimum(item, capacity * TILE_COUNT - 1), TILE_COUNT, GROUPS, True
     )  # before it is known whether there is any crossing
-    end = tl.load(count) * TILE_COUNT
+    end = tl.load(count, volatile=True) * TILE_COUNT
     ticket = count + 1
     word = tl.arange(0, TILE_BYTES // 8)
     while item < end:
@@ -170,10 +172,10 @@ def copy_kernel(
         words = tl.where(wide_temporal & moves, units, 0) // 2 * 2  # even, as the compiler now sees
         data = tl.load(from_words + word, mask=word < words)
 
-        drawn = tl.atomic_add(ticket, 1, sem="relaxed")
         base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-            tiles, entries, ahead, end, TILE_COUNT, GROUPS
+            tiles, entries, tl.minimum(ahead, end - 1), TILE_COUNT, GROUPS, True
         )
+        drawn = tl.atomic_add(ticket, 1, sem="relaxed")
 
         tl.store(to_words + word, data, mask=word < words)
         if moves & (wide_temporal == 0):
@@ -322,9 +324,11 @@ class Align:
             "WINDOW": self.shape.window,
             "LANES": self.shape.lanes,
             "PATHS": _paths(records),
+            "OVERLAP": not INTERPRETED,
             "TILE_COUNT": self.tile_count,
             "GROUPS": self.groups,
-            "num_warps": warps or 16,
+            "num_warps": warps or 32,
+            "launch_pdl": not INTERPRETED,
         }
 
     def preprocess(

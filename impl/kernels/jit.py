@@ -25,6 +25,9 @@ if not torch.cuda.is_available():
 
 import triton  # noqa: E402  (reads TRITON_INTERPRET)
 import triton.language as tl  # noqa: E402
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # noqa: E402
+
+__all__ = ["DEVICE", "INTERPRETED", "gdc_launch_dependents", "gdc_wait", "tl", "triton", "twin"]
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in the interpreter (CPU tensors) rather than on a CUDA device."""

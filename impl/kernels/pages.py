@@ -168,11 +168,13 @@ def copy_blocks(
     numbers = (pages.data_ptr(), pages.stride(0), chunks.data_ptr(), chunks.stride(0), chunks.stride(1), size)
     wide = math.gcd(16, *numbers) == 16
     unit = math.gcd(8, *numbers)
-    piece_bytes = piece_bytes or (65536 if to_host else 262144)
+    large = size >= 65536
+    piece_bytes = piece_bytes or ((131072 if large else 65536) if to_host else 262144)
+    warps = warps or ((8 if large else 16) if to_host else 32)
     units = min(piece_bytes // 8, power_of_two_at_least(size // unit))
     together = piece_bytes // 8 // units  # pages an item
     copy_kernel[(programs,)](
         *numbers[:5], size // unit, jobs, jobs.shape[0], -(-(size // unit) // units),
         TO_HOST=to_host, PAGES=together, UNITS=units, TYPE=_UNIT_TYPES[unit], WIDE=wide,
-        num_warps=warps or (16 if to_host else 32), num_ctas=multiprocessors_each,
+        num_warps=warps, num_ctas=multiprocessors_each,
     )  # fmt: skip
