@@ -87,6 +87,7 @@ class StepOrders:
     copies: tuple[tuple[int, int, int], ...]
     jobs: dict[int, KnownJob]  # transfers created since the last step
     decided_now: frozenset[int]  # those of them that this step itself decided
+    oldest: int  # step whose output has not been processed: what earlier steps enqueued has run
 
 
 def orders(view: SchedulerView, decisions: list[Event]) -> StepOrders:
@@ -111,6 +112,7 @@ def orders(view: SchedulerView, decisions: list[Event]) -> StepOrders:
         tuple(event[1:] for event in by_kind.get("copy", [])),
         untold,
         frozenset(event[1] for event in by_kind.get("job", [])),
+        min(view.book.core.steps, default=view.book.step),
     )
 
 
@@ -142,6 +144,7 @@ class RankView:
     jobs: dict[int, tuple[int, KnownJob]] = field(default_factory=dict)  # told in step, not begun
     known_jobs: dict[int, KnownJob] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
+    touched: dict[int, int] = field(default_factory=dict)  # block -> last step that reads or writes it
     enqueued: int = 0  # main-stream operations
     problem: str | None = None
 
@@ -245,6 +248,7 @@ class _Reader:
                     self.view.refuse(
                         f"{what} writes block {min(hit)} before the flush of transfer {job} is waited for"
                     )
+        self.view.touched.update(dict.fromkeys(blocks, self.orders.step))
         if blocks & self.loading:
             self.view.refuse(
                 f"{what} writes block {min(blocks & self.loading)}, whose load was already submitted"
@@ -354,6 +358,7 @@ class _Reader:
             if self.mamba and row.slot not in self.prepared:
                 view.refuse(f"the state of {row.uid} was not prepared")
             view.owed[op.step][index] = occupancy, order
+            view.touched.update({b: op.step for cols in order.cols for b in cols if b})
             self.attention(order, op.tables, index)
             self.states(order, op.index[index], "the forward")
             self.writes({b for g in self.mamba for b in self.state_blocks(order, g)}, "the forward")
@@ -450,10 +455,17 @@ class _Reader:
             view.refuse(f"transfer {op.job} is submitted twice, or was never ordered")
             return
         view.begun.add(op.job)
-        if stream != known.way or 0 <= op.after_main < view.enqueued:
+        early = 0 <= op.after_main < view.enqueued
+        if stream != known.way or (early and known.way == "store"):
             view.refuse(f"{known.way} {op.job} is submitted to stream {stream} ahead of the main stream")
         if known.way == "load":
             blocks = {b for _, _, subs in known.chunks for b in subs if b}
+            used = any(view.touched.get(b, -1) >= self.orders.oldest for b in blocks)
+            flushed = any(blocks & self.read_by(job) for job in self.orders.flush)
+            if early and (used or flushed):
+                view.refuse(
+                    f"load {op.job} is not ordered after a step or store in flight that uses its targets"
+                )
             self.writes(blocks, f"load {op.job}")
             self.loading |= blocks
         elif (
