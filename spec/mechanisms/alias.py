@@ -48,9 +48,9 @@ def stores_by_hand_off(world: World, event: Event) -> None:
             continue
         block = subs[-1]
         carried = world.book.core.key.get(block)
+        published = carried is not None and carried[:2] == key[:2]  # type: ignore[index]
         world.judge(
-            "recurrent_store_by_hand_off", True, carried is not None and carried[:2] == key[:2],
-             # type: ignore[index]
+            "recurrent_store_by_hand_off", True, published,
             lambda block=block, key=key, carried=carried: (  # type: ignore[misc]
                 f"{uid} stores block {block} as the state of {key[1]} tokens; it is published as {carried}"
             ),
