@@ -84,20 +84,21 @@ def _copy_wide_window(
 
 
 @triton.jit
-def _fetch(tiles, entries, item, TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr):
-    """What the copy of one (crossing, tile) pair needs first; EARLY: here, and not where it is first used."""
+def _fetch(tiles, entries, item, end, TILE_COUNT: tl.constexpr, GROUPS: tl.constexpr):
+    """What the copy of one (crossing, tile) pair needs first; nothing if `item` is not below `end`."""
+    there = item < end
     record = tiles + (item % TILE_COUNT) * FIELDS
     entry = entries + (item // TILE_COUNT) * (GROUPS * 4)
     if GROUPS > 1:
-        entry += tl.load(record + 4, volatile=EARLY) * 4
-    base = tl.load(record, volatile=EARLY)
-    page_stride = tl.load(record + 1, volatile=EARLY)
-    extent = tl.load(record + 2, volatile=EARLY).to(tl.int32)
-    tokens = tl.load(record + 3, volatile=EARLY).to(tl.int32)
-    window_block = tl.load(entry, volatile=EARLY)
-    temporal_block = tl.load(entry + 1, volatile=EARLY)
-    to_block = tl.load(entry + 2, volatile=EARLY)
-    offset = tl.load(entry + 3, volatile=EARLY)
+        entry += tl.load(record + 4, mask=there, other=0) * 4
+    base = tl.load(record, mask=there, other=0)
+    page_stride = tl.load(record + 1, mask=there, other=0)
+    extent = tl.load(record + 2, mask=there, other=0).to(tl.int32)
+    tokens = tl.load(record + 3, mask=there, other=0).to(tl.int32)
+    window_block = tl.load(entry, mask=there, other=0)
+    temporal_block = tl.load(entry + 1, mask=there, other=0)
+    to_block = tl.load(entry + 2, mask=there, other=0)
+    offset = tl.load(entry + 3, mask=there, other=0)
     return base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset
 
 
@@ -149,9 +150,9 @@ def copy_kernel(
     item = tl.program_id(0)
     ahead = item + tl.num_programs(0)
     base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-        tiles, entries, tl.minimum(item, capacity * TILE_COUNT - 1), TILE_COUNT, GROUPS, True
+        tiles, entries, item, capacity * TILE_COUNT, TILE_COUNT, GROUPS
     )  # before it is known whether there is any crossing
-    end = tl.load(count, volatile=True) * TILE_COUNT
+    end = tl.load(count) * TILE_COUNT
     ticket = count + 1
     word = tl.arange(0, TILE_BYTES // 8)
     while item < end:
@@ -173,7 +174,7 @@ def copy_kernel(
         data = tl.load(from_words + word, mask=word < words)
 
         base, page_stride, extent, tokens, window_block, temporal_block, to_block, offset = _fetch(
-            tiles, entries, tl.minimum(ahead, end - 1), TILE_COUNT, GROUPS, True
+            tiles, entries, ahead, end, TILE_COUNT, GROUPS
         )
         drawn = tl.atomic_add(ticket, 1, sem="relaxed")
 
