@@ -20,8 +20,8 @@ import itertools, json
 from dataclasses import replace
 from types import SimpleNamespace
 import torch
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
 from spec import lookup
 from spec.arith import coverage as cov
@@ -60,6 +60,14 @@ for b, k, W, e in itertools.product((1, 2, 5), (1, 2, 3), range(1, 9), range(4))
     manager = SimpleNamespace(sliding_window=W, extra_retained_tokens=e)
     for n in range(40):
         same(SlidingWindowManager.get_num_skipped_tokens(manager, n), cov.skipped_tokens(n, W, e), n, W, e)
+    for A in range(1, 12):
+        chunked = ChunkedLocalAttentionSpec(
+            block_size=b, num_kv_heads=1, head_size=1, dtype=torch.float32, attention_chunk_size=A)
+        same(window_size(chunked, t), cov.chunked_window_chunks(A, t), "chunked", A, t)
+        own = SimpleNamespace(attention_chunk_size=A)
+        for n in range(40) if (W, e) == (1, 0) else ():
+            skipped = ChunkedLocalAttentionManager.get_num_skipped_tokens(own, n)
+            same(skipped, cov.skipped_tokens_chunked(n, A), "chunked", n, A)
     stored = STORED(spec)
     for f, drop, end in itertools.product((1, 2, 4, 5), (0, 1), (None, 7, 8)):
         mask = SlidingWindowManager.reachable_block_mask(

@@ -280,6 +280,13 @@ def test_scripts_are_confirmed_by_the_other_solver(
     assert {pair[0] for pair in said.values()} == {"sat", "unsat"}
 
 
+def test_a_refuted_claim_leaves_a_satisfiable_script(tmp_path: Path) -> None:
+    settings = engine.Settings(solvers.solver("z3"), 10, smt2=tmp_path)
+    assert engine.prove_claim(FALSE_CLAIMS[2], settings, time.perf_counter() + 10, "one").verdict == "refuted"
+    (path,) = tmp_path.glob("*.smt2")
+    assert check_file(path, solvers.solver("cvc5")) == ("sat", "sat")
+
+
 def test_a_script_with_its_last_assertion_dropped_is_satisfiable(tmp_path: Path) -> None:
     settings = engine.Settings(solvers.solver("z3"), 10, smt2=tmp_path)
     claim = next(

@@ -417,6 +417,7 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
         admitted, holds = holds_at(claim, candidate)
         if admitted and not holds:
             point = candidate
+    _write(settings, label, "unknown" if point is None else "sat", owed.script(real_products=True))
     if point is not None:
         return result("refuted", counterexample=point, **common)
     return result("undetermined", reason=f"{settings.solver.name} answered {answer.status}", **common)

@@ -306,6 +306,8 @@ COMMON_HIT = Theorem(
     (
         "So a lookup that shrinks between multiples of M hands the forward pass a state that has already "
         "folded up to M - 1 tokens that it will fold again; re-rounding after each group repairs it.",
+        "The release's own lookup admits the reported witness's hit of 112 tokens "
+        "(tests/test_coverage_release.py).",
     ),
 )
 

@@ -746,5 +746,7 @@ AGREEMENT = Theorem(
         "no chunk past it.",
         "Where h = n - 1 is lost, lookup falls back to the next multiple of F: an identical prompt of "
         "length n = m*F reuses m*F - F tokens instead of n - 1.",
+        "The release's own lookup shows it: of 256 stored tokens (F = 64, t = 16, W = 32, e = 1) it "
+        "finds 192, not 255 (tests/test_coverage_release.py).",
     ),
 )
