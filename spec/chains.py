@@ -57,6 +57,10 @@ class Chains:
         """Tokens in ``prefix``."""
         return len(self.prefixes(prefix)) - 1
 
+    def token(self, prefix: int) -> int:
+        """The last token of ``prefix``."""
+        return self._last[prefix]
+
     def next_token(self, prefix: int) -> int:
         """The served model's token after ``prefix``: any fixed function will do, one that varies is best."""
         return 1000 + (self._last[prefix] * 7 + self.length(prefix) * 3) % 11
