@@ -323,7 +323,7 @@ CANDIDATES = (
     Candidate(
         "S45",
         "A chunk that is pinned, or that the store at hand names, is not evicted.",
-        rules=READS,
+        rules=(*READS, "host_place_free"),
         rejected=(
             "the second half: evicting a chunk of one's own store loses reuse and "
             "nothing else, and reuse is demanded only while nothing was evicted"
@@ -332,9 +332,9 @@ CANDIDATES = (
     Candidate(
         "S46",
         "The host tier's counters add up: evictable, being written, free.",
-        rules=("nothing_left_when_idle",),
+        rules=("host_place_free", "nothing_left_when_idle"),
         rejected="counters are an implementation's own; the model derives them from the chunks",
-        note="that the tier stays within its capacity, and that no place is lost, is not judged",
+        note="a place that leaks without its key is not seen",
     ),
     Candidate(
         "S47",
@@ -350,7 +350,8 @@ CANDIDATES = (
     Candidate(
         "S49",
         "After a reset no transfer from before it writes a host place that is used again.",
-        rules=("ready_chunk_exact", *READS),
+        rules=("host_place_free", "ready_chunk_exact", *READS),
+        note="0.33.0 clears the tier at once and flushes what is in flight: right, against the discipline",
     ),
     Candidate(
         "S50",

@@ -195,6 +195,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "flush_only_pending": ("composed", editing("flush", lambda k, e: [("flush", 10_000)])),
     "reuse_flushes_fence": ("composed", editing("flush", lambda k, e: [])),
     "ready_chunk_exact": ("composed", deciding(job_done=lambda waiting: True)),
+    "host_place_free": ("tiny-tier", deciding(evictable=lambda readers: True)),
     "loads_only_ready_chunks": (
         "composed",
         editing("job", lambda k, e: [(*e[:4], tuple((key, p + (e[2] == "load"), s) for key, p, s in e[4]))]),

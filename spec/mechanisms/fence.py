@@ -84,6 +84,24 @@ def ready_exact(world: World, event: Event) -> None:
         )  # fmt: skip
 
 
+def place_is_free(world: World, event: Event) -> None:
+    """Judged when a host chunk begins to be written."""
+    _, g, n, _, place, state = event
+    if state != "writing":
+        world.tally["host_place_free"][0] += 1
+        return
+    held = [key[:2] for key, entry in world.book.tier.items() if entry.place == place]
+    used = [t.job for t in world.transfers.values() if any(spot == place for _, spot, _ in t.chunks)]
+    inside = 0 <= place < world.config.tier_chunks
+    world.judge(
+        "host_place_free", True, inside and not held and not used,
+        lambda: (
+            f"chunk {(g, n)} is written at place {place} of {world.config.tier_chunks}, "
+            f"which chunks {held} hold and unreported transfers {used} use"
+        ),
+    )  # fmt: skip
+
+
 def loads_ready(world: World, event: Event) -> None:
     """Judged at every load that is created."""
     _, _, way, uid, chunks = event
@@ -137,6 +155,15 @@ RULES = (
         "When a host chunk becomes loadable, every rank holds in it exactly the bytes that its key names.",
         "a host chunk becomes ready", "https://github.com/vllm-project/vllm/pull/51358",
         on=("tier",), judges=ready_exact,
+    ),
+    Rule(
+        "host_place_free", "discipline", "fence",
+        "A host chunk is written only at a place of the tier that no other chunk and no unreported transfer "
+        "uses.",
+        "a host chunk begins to be written",
+        "v1/kv_offload/cpu/manager.py::CPUOffloadingManager.prepare_store; "
+        "https://github.com/LMCache/LMCache/pull/3130",
+        on=("tier",), judges=place_is_free,
     ),
     Rule(
         "loads_only_ready_chunks", "consequence", "fence",
