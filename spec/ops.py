@@ -371,8 +371,12 @@ class Begin(Op):
 
     job: int
     after_main: int  # main-stream operations enqueued before this one
+    after_jobs: tuple[int, ...] = ()  # transfers that must have ended: what a host waits for before it asks a network
 
     def blocked(self, world: World, rank: Rank) -> str | None:
+        for job in self.after_jobs:
+            if job not in rank.ended:
+                return f"end of job {job}"
         return None if rank.executed >= self.after_main else f"main stream to {self.after_main}"
 
     def run(self, world: World, rank: Rank) -> None:

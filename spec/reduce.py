@@ -143,7 +143,7 @@ class _Reducer:
             for first in range(len(best) - length + 1):
                 part = best[first : first + length]
                 runs = dict.fromkeys(("run", *c[1:3], 0) for c in part if c[0] == "run")
-                for one in (*runs, ("drain",)):
+                for one in (*runs, ("work",), ("drain",)):
                     got = self.attempt((*best[:first], one, *best[first + length :]))
                     if got is not None and len(got) < len(best):
                         return self.merge(got)

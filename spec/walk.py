@@ -1,7 +1,7 @@
 """A bare random walker: the fast way to drive a world, with swarm options, a quiet phase and a witness table.
 
 ``python -m spec.walk [--config NAME|FILE|--list] [--policy NAME] [--runs R] [--choices N] [--seed S]
-[--json FILE] [--record FILE]``
+[--json FILE] [--record FILE] [--markdown FILE]``
 
 Each run draws *options* (swarm testing: some kinds of choice off, some weighted up, prompts short or long),
 makes choices among those that are possible, then goes quiet: everything in flight must drain and every
@@ -50,9 +50,9 @@ WITNESSES = {
 NAMES = ("r1", "r2", "r3", "r4")
 WEIGHTS = {
     "arrive": 12, "accept": 5, "abort": 2, "reset": 1, "schedule": 22, "output": 14, "run": 34, "report": 12,
-    "fail": 1, "drain": 5,
+    "fail": 1, "work": 8, "drain": 4,
 }  # fmt: skip
-OPTIONAL = ("accept", "abort", "reset", "fail", "drain", "report")
+OPTIONAL = ("accept", "abort", "reset", "fail", "drain", "work", "report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Options:
     families: tuple[str, ...]
     names: tuple[str, ...]
     whole_streams: int  # percent of ``run`` choices that go on until the stream blocks
+    slow: tuple[int, str] | None  # a rank's stream that is left behind most of the time
 
     def line(self) -> str:
         """One printable line."""
@@ -73,7 +74,7 @@ class Options:
         return (
             f"off {','.join(off) or '-'}; strong {','.join(strong) or '-'}; prompt <= {self.longest_prompt}, "
             f"output <= {self.longest_output}; families {','.join(self.families)}; names {len(self.names)}; "
-            f"whole streams {self.whole_streams}%"
+            f"whole streams {self.whole_streams}%; slow {'rank %d %s' % self.slow if self.slow else '-'}"
         )
 
 
@@ -87,6 +88,11 @@ def draw_options(config: Config, random: Random) -> Options:
         elif roll > 0.85:
             weight *= 3
         weights[kind] = weight
+    slow = random.choice((None, (random.randrange(config.ranks), random.choice(STREAMS[:3]))))
+    if slow:
+        weights["drain"] = 0  # would catch it up
+        if slow[1] == "main":
+            weights["work"] = 0
     longest = max(1, config.request_tokens - 1)
     return Options(
         tuple(weights.items()),
@@ -95,6 +101,7 @@ def draw_options(config: Config, random: Random) -> Options:
         random.choice((("0",), ("0", "1"), ("0", "1", "2", "3"), ("0", "r1", "r2"))),
         NAMES[: random.randint(1, len(NAMES))],
         random.choice((30, 60, 95)),
+        slow,
     )
 
 
@@ -119,6 +126,8 @@ class Adversary:
             if not ready:
                 return None
             rank, stream = random.choice(ready)
+            if (rank, stream) == self.options.slow and random.random() < 0.9:
+                return None
             return (
                 kind,
                 rank,
@@ -300,6 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--record", metavar="FILE", help="write the trace of the run that broke, else of the last run"
     )
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'walk'")
     parser.add_argument("--verbose", action="store_true", help="print every run's options")
     args = parser.parse_args(argv)
     if args.list:
@@ -365,6 +375,15 @@ def main(argv: list[str] | None = None) -> int:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(as_json(report, args.seed, verdict), file, indent=1)
             file.write("\n")
+    if args.markdown:
+        from spec.handbook import write_walk
+
+        given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
+        try:
+            write_walk(args.markdown, report, f"python -m spec.walk{given}", verdict)
+        except (OSError, ValueError) as error:
+            print(f"spec.walk: {error}", file=sys.stderr)
+            return 2
     if args.record:
         run = report.failed or walk_once(todo[-1], policy, args.seed, runs - 1, choices)
         from spec.trace import write_run

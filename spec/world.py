@@ -259,7 +259,7 @@ class World:
             return rank < len(self.ranks) and stream in STREAMS and self.head_blocked(rank, stream) is None
         if kind in ("report", "fail"):
             return self.reportable(*choice[1:]) is not None
-        return kind in ("reset", "drain", "quiet")
+        return kind in ("reset", "drain", "quiet", "work")
 
     def live(self, name: str) -> Client | None:
         """The client of that name whose request is not over."""
@@ -279,7 +279,8 @@ class World:
         return tuple(1 if i < branch else 2 + branch for i in range(prompt))
 
     def conversation(self, name: str) -> tuple[int, ...]:
-        """The tokens of that client's last request, as far as they were delivered; empty if it never sent one."""
+        """The tokens of that client's last request, as far as they were delivered; empty if it never sent
+        one."""
         request = self.book.requests.get((name, self.lives[name]))
         if request is not None and request.status is not Status.DONE:
             return tuple(request.tokens)
@@ -375,7 +376,6 @@ class World:
             del self.steps[step]
 
     def _run(self, rank: int, stream: str, ops: int) -> None:
-        self.dirty.add("streams")
         left = ops or 1_000_000
         while left and self.verdict is None and self.head_blocked(rank, stream) is None:
             self.step_stream(self.ranks[rank], stream)
@@ -384,6 +384,7 @@ class World:
     def step_stream(self, rank: Rank, stream: str) -> None:
         """The head of a stream executes."""
         op = rank.streams[stream].popleft()
+        self.dirty.add("streams")
         self.emit(("exec", rank.index, stream, type(op).__name__))
         op.run(self, rank)
         rank.executed += stream == "main"
@@ -402,9 +403,22 @@ class World:
         self.witness("reports_of_two_ranks_cross", self.crosses(transfer, rank))
         self.witness("transfer_failed", not ok)
         self.lost_host |= not ok
+        if not ok:
+            self.spoil(transfer, self.ranks[rank])
         if len(transfer.reported) == len(self.ranks):
             del self.transfers[transfer.job]
         self.ask(lambda: self.policy.on_report(transfer.job, rank, ok))
+
+    def spoil(self, transfer: Transfer, rank: Rank) -> None:
+        """What a failed transfer was to bring is not there: its targets hold torn bytes."""
+        memory = rank.memory
+        for key, place, subs in transfer.chunks:
+            page = torn(memory.width[key[0]], key[0])
+            for sub, block in enumerate(subs):
+                if block and transfer.way == "load":
+                    memory.put_page(block, page)
+                elif block and self.stored.get(place, (None,))[0] == key:
+                    memory.host[place, sub] = page
 
     def crosses(self, transfer: Transfer, rank: int) -> bool:
         """Whether this report and another rank's report of another transfer have overtaken one another."""
@@ -414,8 +428,19 @@ class World:
                     return True
         return False
 
+    def _work(self) -> None:
+        moved = True
+        while moved and self.verdict is None:
+            moved = False
+            for rank in self.ranks:
+                while self.verdict is None and self.head_blocked(rank.index, "main") is None:
+                    self.step_stream(rank, "main")
+                    moved = True
+            if self.verdict is None and self.output_due():
+                self._output()
+                moved = True
+
     def _drain(self) -> None:
-        self.dirty.add("streams")
         while self.verdict is None and self.progress():
             pass
 
@@ -471,21 +496,37 @@ class World:
             left = self.leftover()
             self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
 
+    def standing(self) -> str:
+        """How far everybody has come, without step numbers and job ids: a run that stands where it stood has made no
+        progress in between."""
+        book = self.book
+        return repr((
+            sorted((u, r.status, r.known, r.computed, r.hit, r.cols, len(r.flying)) for u, r in book.requests.items()),
+            list(book.free), sorted(book.by_key), sorted((k, c.state, c.readers) for k, c in book.tier.items()),
+            sorted((t.uid, t.way, sorted(t.reported)) for t in self.transfers.values()), len(self.queue),
+            [[len(rank.streams[stream]) for stream in STREAMS] for rank in self.ranks],
+        ))  # fmt: skip
+
     def fingerprint(self) -> str:
         """All that decides how the run goes on, as text: equal texts, equal futures."""
         book = self.book
         parts: list[object] = [
-            sorted((u, r.status, r.known, r.computed, r.hit, r.cols, r.retained, r.flying) for u, r in book.requests.items()),
-            list(book.free), sorted(book.by_key.items()), sorted(book.tier.items()), sorted(book.core.jobs.items()),
-            list(self.queue), sorted((u, c.computed, len(c.tokens), c.agree, c.pending) for u, c in self.clients.items()),
+            book.step, self.policy.fingerprint(),
+            sorted(
+                (u, r.status, r.known, r.computed, r.hit, r.cols, r.retained, r.flying)
+                for u, r in book.requests.items()
+            ),
+            list(book.free), sorted(book.by_key.items()), sorted(book.tier.items()),
+            sorted(book.core.jobs.items()), list(self.queue),
+            sorted((u, c.computed, len(c.tokens), c.agree, c.pending) for u, c in self.clients.items()),
             sorted((t.job, sorted(t.reported), t.snapshots) for t in self.transfers.values()),
         ]  # fmt: skip
         for rank in self.ranks:
             memory = rank.memory
             parts += [
-                [list(map(repr, rank.streams[stream])) for stream in STREAMS], sorted(rank.ended), sorted(rank.landed),
-                memory.view, memory.cells, sorted(memory.host.items()), memory.tables["source"], memory.accepted,
-                memory.state, memory.computed, memory.counts,
+                [list(map(repr, rank.streams[stream])) for stream in STREAMS], sorted(rank.ended),
+                sorted(rank.landed), memory.view, memory.cells, sorted(memory.host.items()),
+                memory.tables, memory.accepted, memory.state, memory.computed, memory.counts,
             ]  # fmt: skip
         return repr(parts)
 
@@ -774,8 +815,9 @@ class World:
                     if value != line[at + 1 + i]:
                         self.broken(
                             rule,
-                            f"rank {rank.index}, {uid}, group {self.config.groups[g].name}, position {at + i} "
-                            f"(column {col}, block {page}): holds {self.chains.name(value)}, "
+                            f"rank {rank.index}, {uid}, group {self.config.groups[g].name}, "
+                            f"position {at + i} (column {col}, block {page}): "
+                            f"holds {self.chains.name(value)}, "
                             f"should hold {self.chains.name(line[at + 1 + i])}",
                         )
                         return
@@ -807,8 +849,9 @@ class World:
                     True,
                     got == (want, want),
                     lambda row=row, got=got, want=want, table=table, first=first, offset=offset: (  # type: ignore[misc]
-                        f"rank {rank.index}, {row.uid}, group {self.config.groups[g].name}, column {first} + {offset} "
-                        f"(block {column(table, first + offset)}): holds {self.chains.name(got[0])}"
+                        f"rank {rank.index}, {row.uid}, group {self.config.groups[g].name}, "
+                        f"column {first} + {offset} (block {column(table, first + offset)}): "
+                        f"holds {self.chains.name(got[0])}"
                         f" and window {self.chains.name(got[1])}, should hold {self.chains.name(want)}"
                     ),
                 )
@@ -862,7 +905,8 @@ class World:
             client.computed = start + row.tokens - (drafts - right)
             client.pending = 0
             run.new[row.uid] = tuple(fresh)
-            # Counted as accepted: the query tokens that stay, i.e. all of a prefill chunk's count as one.
+            # The accepted count is that of verified tokens: right drafts and the sampled one.  For a prompt's
+            # last chunk it is 1, however many tokens the chunk has.
             run.results.append((right + 1, drafts - right))
             self.emit(("sample", row.uid, step, right + 1))
             assert client.line[client.computed] == line[client.computed]

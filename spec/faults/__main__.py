@@ -137,6 +137,8 @@ def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
             f"{state:<7}{fault.name:<36}{outcome.rule or fault.kind}: {outcome.text or fault.why_harmless}",
             flush=True,
         )
+    if outcome.cycle:
+        print(f"       a lasso: {len(outcome.choices)} choices, then {len(outcome.cycle)} more lead back to where it stood")
     for line in (*outcome.wrong, *outcome.missed):
         print(f"       {line}")
     if trace and outcome.choices:

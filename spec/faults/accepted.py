@@ -20,7 +20,7 @@ FAULTS = (
         "no-reset-for-a-new-life", "accepted_state", DECISION,
         "A new, resumed or same-id request takes the count of whoever had its row.",
         "removal drops the previous row; such a request starts from 1 (InputBatch.add_request)",
-        ("https://github.com/vllm-project/vllm/issues/47199",
+        ("https://github.com/vllm-project/vllm/pull/47199",
          "https://github.com/vllm-project/vllm/issues/42655"),
         {"previous_row": lambda then, same: then if then is not None else 0}, design="v1 async",
         bites=("composed-v1", "v1-async"), harmless=("composed-v1-pp2",),

@@ -33,7 +33,7 @@ FAULTS = (
         "lookup-without-extra", "coverage", DECISION,
         "Lookup checks the window's chunks; the restore also names those of the extra retained tokens.",
         "the extra tokens are counted (load_window_size_in_chunks, from 0.31.0)", (REPORT, REPAIR),
-        {"lookup_first": lookup_without_extra}, bites=("window-offload", "restore-64-16-32-3"),
+        {"lookup_first": lookup_without_extra}, bites=("restore-small",),
         harmless=("mamba-offload",), why_harmless="no window", cases=("vllm-56709",), theorem="chunks",
     ),
     Fault(
@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         "store-mask-of-another-unit", "coverage", DECISION,
         "The mask's segments are twice as long as the unit that hits are aligned to.",
-        "one alignment for both", ("https://github.com/vllm-project/vllm-ascend/issues/11383",),
+        "one alignment for both", ("https://github.com/vllm-project/vllm-ascend/pull/11383",),
         {"store_segment": lambda alignment: 2 * alignment}, bites=("window-offload-coarse",),
         harmless=("plain-offload",), why_harmless="no window", cases=("vllm-ascend-11383",),
     ),
@@ -79,14 +79,14 @@ FAULTS = (
     Fault(
         "span-without-plus-one", "coverage", FORMULA,
         "A window of n tokens is taken to touch at most ceil(n / block) blocks.",
-        "+ 1 for an unaligned start", ("https://github.com/vllm-project/vllm/pull/48959",),
+        "+ 1 for an unaligned start", ("https://github.com/vllm-project/vllm/issues/48959",),
         cases=("vllm-48959",),
         theorem="span",
     ),
     Fault(
         "offsets-in-32-bits", "overflow", FORMULA,
         "A block id times its stride is computed in 32 bits.",
-        "64 bits", ("https://github.com/vllm-project/vllm/pull/50427",),
+        "64 bits", ("https://github.com/vllm-project/vllm/issues/50427",),
         cases=("vllm-50427", "qwen38-27b-rtx3090-86", "tokenspeed-501"), theorem="byte",
     ),
     Fault(
@@ -116,7 +116,7 @@ FAULTS = (
     Fault(
         "hash-unit-clashes", "align_divisor", CONFIGURATION,
         "The hash block is taken from a field that other code changed, and divides no group's block.",
-        "refused", ("https://github.com/vllm-project/vllm/pull/43093",), cases=("vllm-43093", "vllm-52804"),
+        "refused", ("https://github.com/vllm-project/vllm/issues/43093",), cases=("vllm-43093", "vllm-52804"),
         refused=(
             'name = "x"\n[cache]\nhash_block_tokens = 3\n'
             '[[group]]\nname = "full"\nkind = "full"\nblock_tokens = 4\n'

@@ -52,6 +52,7 @@ class Hunt:
     runs: int = 0
     seconds: float = 0.0  # to find it: the median over the seeds
     by_hypothesis: str = ""
+    cycle: Choices = ()  # of a liveness fault: the choices that lead back to where the run stood
     search: str = ""  # what the breadth-first search says
     missed: list[str] = field(default_factory=list)  # not found within the budget: undetermined
     wrong: list[str] = field(default_factory=list)  # an expectation that failed
@@ -234,6 +235,11 @@ def hunt_in(
         outcome.choices, outcome.seconds = short, seconds
         outcome.runs = int(median(one.runs for one in hits))
         outcome.disciplines = [breach.rule for breach in world.disciplines]
+        if fault.kind == "liveness" and rule == "everything_drains":
+            loop = lasso(config, fault.policy, short)
+            outcome.cycle = loop.cycle if loop else ()
+            if loop is None:
+                outcome.wrong.append(f"{config.name}: it never ends, but no cycle was found")
         if len(short) > LONGEST_TRACE:
             outcome.missed.append(f"{config.name}: {len(short)} choices, more than {LONGEST_TRACE}")
         else:
@@ -255,6 +261,41 @@ def by_theorem(fault: Fault, outcome: Hunt) -> Hunt:
     """A formula fault: a theorem must refute it.  Solvers stay in spec.prove; here the theorem is named."""
     outcome.rule, outcome.text = "theorem", f"refuted by `python -m spec.prove arith`: {fault.theorem}"
     return outcome
+
+
+# -- lassos ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lasso:
+    """A run that makes no progress: after ``prefix``, every ``cycle`` of choices leads back to where it stood."""
+
+    prefix: Choices
+    cycle: Choices
+    standing: str
+
+
+def lasso(config: Config, policy: PolicyFactory, choices: Choices, *, rounds: int = 200) -> Lasso | None:
+    """Follow a run that never ends until it stands where it stood, and replay the cycle twice more to be sure."""
+    prefix = tuple(choice for choice in choices if choice != ("quiet",))
+    world = replay(config, policy, prefix)
+    if world.verdict:
+        return None
+    tail: list[Event] = []
+    seen = {world.standing(): 0}
+    for _ in range(rounds):
+        for choice in (("schedule",), ("drain",)):
+            if world.choose(choice):
+                tail.append(choice)
+        if world.verdict or world.idle():
+            return None
+        now = world.standing()
+        if now in seen:
+            stem, cycle = tail[: seen[now]], tuple(tail[seen[now] :])
+            again = replay(config, policy, (*prefix, *stem, *cycle, *cycle, *cycle))
+            return Lasso((*prefix, *stem), cycle, now) if again.standing() == now else None
+        seen[now] = len(tail)
+    return None
 
 
 # -- stored traces ---------------------------------------------------------------------------------------

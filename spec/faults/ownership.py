@@ -10,7 +10,7 @@ FAULTS = (
         "Columns behind the window are freed by the count that includes tokens in flight.",
         "by processed tokens (remove_skipped_blocks in allocate_slots)",
         ("https://github.com/vllm-project/vllm-ascend/issues/13501",),
-        {"free_basis": lambda request: request.computed}, bites=("window-async", "composed-pp4"),
+        {"free_basis": lambda request: request.computed}, bites=("window-async",),
         harmless=("hybrid-pp1",), why_harmless="sync, one stage: nothing is in flight when columns are freed",
         cases=("vllm-ascend-13501",),
     ),
@@ -22,18 +22,10 @@ FAULTS = (
         cases=("vllm-42571",),
     ),
     Fault(
-        "drafts-published", "mtp_alias", DECISION,
-        "Attention blocks go under a key up to the scheduled tokens, unverified drafts included.",
-        "up to verified tokens (num_tokens caps the extent)",
-        ("https://github.com/vllm-project/vllm/pull/55055",),
-        {"publish_limit": lambda config, computed, scheduled, known: min(computed + scheduled, known + 1)},
-        bites=("drafts-only",), cases=("vllm-55055",),
-    ),
-    Fault(
         "own-hit-evicted", "eviction", DECISION,
         "A request's external blocks are allocated before its hit is held, and evict it.",
         "two phases: every group's hit is touched first",
         ("https://github.com/vllm-project/vllm/issues/39702",),
-        {"touches_hit_first": lambda: False}, bites=("plain-offload", "tiny-tier"), cases=("vllm-39702",),
+        {"touches_hit_first": lambda: False}, bites=("own-hit",), cases=("vllm-39702",),
     ),
 )  # fmt: skip

@@ -117,7 +117,7 @@ def longest_hit(known: int) -> int:
 
 def group_must_serve(group: Group) -> bool:
     """Whether a hit needs this group's blocks: every group's
-    (https://github.com/vllm-project/vllm/pull/46453)."""
+    (https://github.com/vllm-project/vllm/issues/46453)."""
     return True
 
 
@@ -135,7 +135,7 @@ def append_column(length: int) -> int:
 
 def keeps_mirror() -> bool:
     """Whether the copy of a request's block ids survives preemption
-    (https://github.com/LMCache/LMCache/issues/1361)."""
+    (https://github.com/LMCache/LMCache/pull/1361)."""
     return False
 
 
@@ -218,7 +218,7 @@ def gathers_padding(rows: int, padded: int) -> int:
 
 def settles_computed(late: bool) -> bool:
     """Whether post-processing takes rejected drafts off the device's count, on every stage
-    (https://github.com/vllm-project/vllm/pull/44697)."""
+    (https://github.com/vllm-project/vllm/issues/44697)."""
     return True
 
 
@@ -284,7 +284,7 @@ def job_done(waiting: int) -> bool:
 
 def fenced_blocks(blocks: tuple[int, ...]) -> tuple[int, ...]:
     """Device blocks that a store fences: all it reads
-    (https://github.com/ModelEngine-Group/unified-cache-management/issues/1088)."""
+    (https://github.com/ModelEngine-Group/unified-cache-management/pull/1088)."""
     return blocks
 
 
@@ -296,7 +296,7 @@ def unfences(job: int, jobs: tuple[int, ...]) -> tuple[int, ...]:
 
 def store_waits_for_main() -> bool:
     """Whether a store starts only after everything enqueued before it has run
-    (https://github.com/vllm-project/vllm/pull/45704)."""
+    (https://github.com/vllm-project/vllm/issues/45704)."""
     return True
 
 
@@ -340,12 +340,12 @@ def counts_report(rank: int, ranks: int) -> bool:
 
 def evictable(readers: int) -> bool:
     """Whether a ready host chunk may be evicted, ``readers`` loads reading it
-    (https://github.com/LMCache/LMCache/issues/3130)."""
+    (https://github.com/LMCache/LMCache/pull/3130)."""
     return readers == 0
 
 
 def returns_readers() -> bool:
-    """Whether a load gives its read references back (https://github.com/LMCache/LMCache/issues/3884)."""
+    """Whether a load gives its read references back (https://github.com/LMCache/LMCache/pull/3884)."""
     return True
 
 
@@ -364,15 +364,20 @@ def reset_keeps_places() -> bool:
     return True
 
 
+def loaded_give_way() -> bool:
+    """Whether requests that were loaded and wait to run give their blocks up when others cannot go on without them."""
+    return True
+
+
 def flushes_preempted(way: str) -> bool:
     """Whether a preempted request's unfinished transfers are flushed in the same step
-    (https://github.com/vllm-project/vllm/pull/52360)."""
+    (https://github.com/vllm-project/vllm/issues/52360)."""
     return way == "store"
 
 
 def store_segment(alignment: int) -> int:
     """Tokens of one segment of the store's mask: the unit that external hits are aligned to
-    (https://github.com/vllm-project/vllm-ascend/issues/11383)."""
+    (https://github.com/vllm-project/vllm-ascend/pull/11383)."""
     return alignment
 
 
@@ -443,6 +448,7 @@ class Decisions:
     clears_loading: Callable[[], bool] = clears_loading
     reset_keeps_places: Callable[[], bool] = reset_keeps_places
     store_segment: Callable[[int], int] = store_segment
+    loaded_give_way: Callable[[], bool] = loaded_give_way
     readmit_waits: Callable[[int], bool] = readmit_waits
     store_limit: Callable[[int, int, bool], int] = store_limit
     clipped_columns: Callable[[Group, int, int], int] = clipped_columns

@@ -223,7 +223,7 @@ def store_keeps(ref: Reference, g: int, index: int, eligible: int) -> bool:
         return True
     config, block = ref.config, group.block_tokens
     segment = ref.decide.store_segment(ref.store_alignment)
-    if segment % block:
+    if segment % block:  # a segment is no whole number of blocks: nothing is left out
         return True
     drops = ref.drops[g]
     need, blocks = ref.decide.store_window(group, drops), segment // block

@@ -111,6 +111,14 @@ class Reference:
                 del self.limbo[place]
                 self.places.append(place)
 
+    def fingerprint(self) -> str:
+        """Private state as text."""
+        own = (
+            self.plans, self.running, self.waiting, self.loading_requests, self.leaving, self.jobs, self.loading,
+            self.places, self.recency, self.fences, self.limbo, self.offers, self.new_stores, self.new_loads,
+        )  # fmt: skip
+        return repr((own, [worker.fingerprint() for worker in self.workers]))
+
     # -- questions -----------------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
         """The request waits."""
@@ -128,8 +136,11 @@ class Reference:
         return self.answer()
 
     def on_reset(self, scope: str) -> Answer:
-        """Forget cached prefixes.  Blocks in use keep their keys out of reach too; the tier is cleared with
-        ``all``."""
+        """Forget cached prefixes, with ``all`` those of the host tier too.  Host places that transfers in
+        flight still use are handed out again when the last of them is done.
+
+        Stronger than vLLM, which refuses while blocks are in use (``BlockPool.reset_prefix_cache``): here
+        blocks in use lose their keys as well."""
         for block in list(self.book.core.key):
             self.do(("evict", block))
         self.offers.clear()
@@ -266,6 +277,8 @@ class Reference:
             tables.free_behind(self, request)
             while not self.fits(request, request.computed, q):
                 victim = self.book.requests[self.running[-1]]
+                if victim is request and self.start_over_last_loaded(request):
+                    continue
                 self.preempt(victim)
                 preempted = True
                 if victim is request:
@@ -394,6 +407,7 @@ class Reference:
             self.do(("defer", uid, "transfers in flight"))
             return 0
         if plan.ready:
+            self.make_way(request, budget, message.step)
             return self.start(message, request, request.hit, budget)
         found = tables.local_hit(self, request)
         if found is None:
@@ -432,6 +446,25 @@ class Reference:
                 self.adopt(request, g, pairs, total)
         self.do(("hit", uid, local, total))
         return self.start(message, request, total, budget)
+
+    def make_way(self, request: Request, budget: int, step: int) -> None:
+        """When nothing runs that could free blocks, loaded requests that wait behind this one start over."""
+        q, _, _ = self.next_tokens(request, request.hit, budget, step)
+        while not self.running and not self.fits(request, request.hit, q):
+            if not self.start_over_last_loaded(request):
+                return
+
+    def start_over_last_loaded(self, request: Request) -> bool:
+        """Loaded requests hold blocks while they wait to run, and could keep everybody from going on, one another
+        included: the last of them gives its blocks up.  Whether there was one beside ``request``."""
+        loaded = [uid for uid in self.waiting if uid != request.uid and self.plans[uid].ready]
+        if not self.decide.loaded_give_way():
+            return False
+        if loaded:
+            last = self.book.requests[loaded[-1]]
+            self.do(("preempt", last.uid))
+            self.drop_all(last)
+        return bool(loaded)
 
     def adopt(self, request: Request, g: int, pairs: list[tuple[int, int]], total: int) -> None:
         """The columns of a hit that will still be read are held (``BlockPool.touch``)."""

@@ -67,6 +67,11 @@ class Worker:
             UserId, tuple[int, int]
         ] = {}  # v1 stages: step and index that still need their counts
 
+    def fingerprint(self) -> str:
+        """Private state as text."""
+        own = (self.slot, self.free_slots, self.generation, self.length, self.ring, self.queued, self.batch)
+        return repr((own, self.last_rows, self.last_step, self.late))
+
     def program(self, message: Message) -> Program:
         """All stages of the step, in the runner's order."""
         v1 = self.config.runner == "v1"
@@ -100,11 +105,11 @@ class Worker:
             floor, settles = decide.accepted_floor(), decide.settles_computed(True)
             stages["post"].append(("main", PostProcess(step, tuple(rows), floor, settles)))
         for uid in message.left:
-            slot = self.slot.pop(uid, None)
-            if slot is not None:
-                self.free_slots.append(slot)
-                self.generation[slot] += 1
-                stages["leave"].append(("main", Leave(slot)))
+            left = self.slot.pop(uid, None)
+            if left is not None:
+                self.free_slots.append(left)
+                self.generation[left] += 1
+                stages["leave"].append(("main", Leave(left)))
         for uid, computed, table in message.fresh:
             slot = self.free_slots.pop()
             self.slot[uid] = slot
@@ -212,7 +217,7 @@ class Worker:
             stages["flush"].append(("main", Wait(job)))
         self.queued = [job for job in message.stores if job not in flush]
         for job in message.loads:
-            stages["load"].append(("load", Begin(job, load_after)))
+            stages["load"].append(("load", Begin(job, load_after, tuple(flush))))
             stages["load"].append(("load", End(job)))
 
     # -- the model -----------------------------------------------------------------------------------------
@@ -227,7 +232,7 @@ class Worker:
             self.ring.append((message.step, entries))
         if not rows:
             return
-        padded = min(len(rows) + len(rows) % 2, config.slots)
+        padded = min(len(rows) + len(rows) % 2, config.slots)  # captured graphs have even batch sizes here
         buffer = decide.gather_buffer(message.step)
         slots = tuple(self.slot[row.uid] for row in rows)
         reach = tuple(self.unreachable(row) for row in rows)
