@@ -134,6 +134,15 @@ def test_every_report_is_shown_or_says_what_the_model_lacks() -> None:
             assert case.what.endswith(".") and case.lacks, f"{case.name}: neither shown nor explained"
 
 
+def test_links_to_these_reports_are_the_same_everywhere() -> None:
+    """An issue is not a pull request, though the web site forgives it."""
+    link = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
+    right = {link.fullmatch(case.url).groups(): case.url for case in CASES}  # type: ignore[union-attr]
+    for path in [*DOCUMENTS, *sorted((ROOT / "spec").rglob("*.py"))]:
+        for found in link.finditer(path.read_text(encoding="utf-8")):
+            assert right.get(found.groups(), found[0]) == found[0], path.name
+
+
 # -- pages -----------------------------------------------------------------------------------------------
 
 

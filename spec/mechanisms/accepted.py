@@ -8,7 +8,7 @@ the wind blows.  Repaired: it lands in a buffer of the runner's own, and after t
 the count of the row it had *then*; a new, resumed or same-id request starts from 1.
 
 **In the field.**  https://github.com/vllm-project/vllm/issues/51571 (rows rewritten before they are read),
-https://github.com/vllm-project/vllm/issues/47199, https://github.com/vllm-project/vllm/issues/42655 (stale
+https://github.com/vllm-project/vllm/pull/47199, https://github.com/vllm-project/vllm/issues/42655 (stale
 row maps), https://github.com/vllm-project/vllm/pull/50021 (a count of zero).
 
 Sources: vLLM 0.33.0 ``v1/worker/gpu_model_runner.py::_update_states_after_model_execute``,

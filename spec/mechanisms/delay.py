@@ -11,7 +11,7 @@ batch order and captured buffers do not survive.
 with an old row map (https://github.com/vllm-project/vllm/issues/54173,
 https://github.com/vllm-project/vllm/pull/55506); a rotating pool of tables under a captured graph is the
 same corruption by another road; stages that run on optimistic positions
-(https://github.com/vllm-project/vllm/pull/44697).
+(https://github.com/vllm-project/vllm/issues/44697).
 
 Sources: vLLM 0.33.0 ``v1/worker/gpu/pp_utils.py``, ``v1/worker/gpu/block_table.py``,
 ``v1/worker/mamba_utils.py``.
@@ -25,7 +25,7 @@ RULES = (
     Rule(
         "forward_position_exact", "consequence", "pp_delay",
         "Every rank computes a request from the position that verification has really reached.",
-        "a forward computes a row", "https://github.com/vllm-project/vllm/pull/44697",
+        "a forward computes a row", "https://github.com/vllm-project/vllm/issues/44697",
     ),
     Rule(
         "late_kernel_reads_slot_rows", "discipline", "pp_delay",

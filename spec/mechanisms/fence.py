@@ -8,8 +8,8 @@ before anything overwrites.  Every rank copies and reports for itself, in any or
 once every rank has stored it; the fence may go with the last report.
 
 **In the field.**  A window block reused while its dump still reads
-(https://github.com/ModelEngine-Group/unified-cache-management/issues/1088); preemption that frees blocks
-before a queued store has read them (https://github.com/vllm-project/vllm/pull/52360); a request re-admitted
+(https://github.com/ModelEngine-Group/unified-cache-management/pull/1088); preemption that frees blocks
+before a queued store has read them (https://github.com/vllm-project/vllm/issues/52360); a request re-admitted
 while its earlier store is unfinished (https://github.com/vllm-project/vllm/issues/46014); failed stores
 that keep their key (https://github.com/LMCache/LMCache/issues/4991).
 
