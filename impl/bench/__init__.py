@@ -1,1 +1,1 @@
-"""Speed of the kernels on a CUDA device, beside upstream's, naive versions and floors: `python -m impl.bench`."""
+"""`python -m impl.bench`: speed of the kernels beside upstream's, naive versions and floors."""

@@ -1,7 +1,8 @@
 """`python -m impl.bench --device cuda [--vllm DIR] [--json FILE]`: the speed table, as Markdown.
 
-Every figure is a median over replays of a CUDA graph of several launches; inputs rotate past the cache; every
-copy is compared with torch before it is timed.  Exit code 1 if a copy was wrong, 2 for bad usage or no device.
+Every figure is a median over replays of a CUDA graph of several launches; inputs rotate past the cache;
+every copy is compared with torch before it is timed.  Exit code 1 if a copy was wrong, 2 for bad usage
+or no device.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def roof_gb_s() -> float:
     return 2 * source.numel() / timing.eager_us(lambda: target.copy_(source)) / 1e3
 
 
-def state_rows(upstream: Any, roof: float, say: Callable[[str], None]) -> Iterator[Row]:
+def state_rows(upstream: Any, roof: float, warps: int | None, say: Callable[[str], None]) -> Iterator[Row]:
     """No crossing, one, one in sixteen, all, and a whole decode step."""
     import torch
 
@@ -106,7 +107,7 @@ def state_rows(upstream: Any, roof: float, say: Callable[[str], None]) -> Iterat
         work = workload.build(size, device, 1)
         name = f"{size.requests} x {size.states}"
         say(name)
-        quiet = workload.variant(work, [], 0)
+        quiet = workload.variant(work, [], 0, warps)
         step = workload.decode_step(work, quiet)
 
         def twice(launches: list[Callable[[], object]]) -> tuple[float, float]:
@@ -142,7 +143,7 @@ def state_rows(upstream: Any, roof: float, say: Callable[[str], None]) -> Iterat
                 spread = [
                     (turn * 13 + 5 + i * (size.requests // crossing)) % size.requests for i in range(crossing)
                 ]
-                chosen.append(workload.variant(work, spread, turn))
+                chosen.append(workload.variant(work, spread, turn, warps))
             check(work, chosen[0], f"{share}, {name}")
             moved = sum(workload.copied_bytes(work, one) for one in chosen) / rotated
             pieces = [floor.piece_list(work, one) for one in chosen]
@@ -255,7 +256,7 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
                       of_pinned(here[0]), of_pinned(here[1]), 0.94 if to_host else 0.92, False)  # fmt: skip
 
             theirs_cost = cost(swap, theirs_us) if upstream and theirs_us else None
-            slowed = [cost(copy, here[0]) for _ in range(2)]
+            slowed = (cost(copy, here[0]), cost(copy, here[0]))
             goal = max(0.05, (theirs_cost or 0) / 2)
             yield Row(
                 f"product beside it, {name}",
@@ -263,7 +264,8 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
                 None,
                 theirs_cost,
                 held_cost,
-                *slowed,
+                slowed[0],
+                slowed[1],
                 round(goal, 3),
                 True,
             )
@@ -275,6 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cuda"], default="cuda")
     parser.add_argument("--vllm", metavar="DIR", type=Path, help="directory with upstream's two kernel files")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures here")
+    parser.add_argument("--warps", type=int, choices=[4, 8, 16, 32], help="width of the copy kernel")
     parser.add_argument("--only", choices=["states", "host"], help="only this half")
     parser.add_argument("--commit", help="commit to print, where git is not available")
     given = parser.parse_args(arguments)
@@ -311,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     try:
         if given.only != "host":
-            for row in state_rows(upstream, roof, say):
+            for row in state_rows(upstream, roof, given.warps, say):
                 rows.append(row)
                 print(row.markdown(), flush=True)
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Timing on the device: medians of CUDA-graph replays, and of plain launches where a graph changes what runs."""
+"""Timing on the device: medians of CUDA-graph replays, or of plain launches where a graph runs other code."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def eager_us(launch: Launch, repeats: int = 8) -> float:
 def busy_us(other: Launch | None, other_us: float, work: torch.cuda.CUDAGraph, work_us: float) -> float:
     """Median microseconds of `work` while launches of `other` keep another stream busy; None: alone.
 
-    `work_us`, roughly what it takes alone, says how much to queue.  Alone and beside are measured in the
-    same way, each time after the same rest, because a device that has rested clocks higher.  Raises RuntimeError if `other` ended first.
+    `work_us`, roughly what it takes alone, says how much to queue.  Alone and beside are measured in
+    the same way, each time after the same rest, because a device that has rested clocks higher.  Raises
+    RuntimeError if `other` ended first.
     """
     stream = torch.cuda.Stream()
     times = []

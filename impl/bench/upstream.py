@@ -69,7 +69,7 @@ class Upstream:
         return launch
 
     def postprocess(self, work: Workload, chosen: Variant) -> Any:
-        """A launch of the post-process kernel in a step that reaches no boundary (without its snapshot copy)."""
+        """A launch of the post-process kernel (no snapshot copy) in a step that reaches no boundary."""
         arrays = _decisions(work, chosen)
         meta = _metadata(work)
         after = torch.full_like(arrays["columns"], 14)
@@ -87,7 +87,7 @@ class Upstream:
         return launch
 
     def swap_blocks(self, memory: PagedChunks, jobs: torch.Tensor, to_host: bool, programs: int) -> Any:
-        """A launch of the scattered host copy on `programs` programs, its default chunk of 8 KiB to 32 KiB."""
+        """A launch of the scattered host copy on `programs` programs, in chunks of 8 KiB to 32 KiB."""
         pages = memory.pages.data_ptr() + jobs[:, 0].long() * memory.pages.stride(0)
         places = (
             memory.chunks.data_ptr()

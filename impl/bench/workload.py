@@ -76,7 +76,7 @@ def build(size: Size, device: str, seed: int) -> Workload:
     return Workload(size, bound, mapping)
 
 
-def variant(work: Workload, crossing: list[int], seed: int) -> Variant:
+def variant(work: Workload, crossing: list[int], seed: int, warps: int | None = None) -> Variant:
     """Decisions in which exactly the slots of `crossing` cross, each from an offset of 0, 1 or 2."""
     device, requests = work.idx_mapping.device, work.size.requests
     offsets = torch.randint(0, 3, (requests,), generator=torch.Generator().manual_seed(seed))
@@ -87,13 +87,13 @@ def variant(work: Workload, crossing: list[int], seed: int) -> Variant:
     computed[crossing] = COMPUTED_CROSSES
     starts = torch.arange(0, (requests + 1) * (1 + DRAFTS), 1 + DRAFTS, dtype=torch.int32, device=device)
     sequence = computed[work.idx_mapping.long()] + 1 + DRAFTS
-    align = Align(work.bound, memory)
+    align = Align(work.bound, memory, warps=warps)
     align.preprocess(work.idx_mapping, starts, computed)
     return Variant(align, starts, computed, sequence, crossing, offsets[crossing].tolist())
 
 
 def decode_step(work: Workload, chosen: Variant) -> Callable[[], object]:
-    """All align work of a decode step in which nothing crosses: pre-process, indices, pre-copy, post-process."""
+    """All align work of a decode step that nothing crosses: pre-process, indices, pre-copy, post-process."""
     if chosen.crossing:
         raise ValueError("a decode step can only be repeated if nothing crosses")
     requests, device = work.size.requests, work.idx_mapping.device

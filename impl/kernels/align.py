@@ -328,7 +328,7 @@ class Align:
             "OVERLAP": not INTERPRETED,
             "TILE_COUNT": self.tile_count,
             "GROUPS": self.groups,
-            "num_warps": warps or 32,
+            "num_warps": warps or 16,
             "launch_pdl": not INTERPRETED,
         }
 

@@ -1,12 +1,13 @@
 """Device twins of the shared arithmetic: the same function objects, compiled by Triton.
 
-A formula of `spec.arith` is plain Python.  `twin` compiles that very function (its code object, not a copy of its
-text): the formulas it calls become their own twins, and `min` and `max` become element-wise.  Only `floordiv` and
-`floormod` have a body of their own here, because `//` and `%` round towards zero in a kernel: with a plain `//`,
-`(n - 1) // bs` at n = 0 is 0 instead of -1 and a fresh request loses its marker.
+A formula of `spec.arith` is plain Python.  `twin` compiles that very function (its code object, not a
+copy of its text): the formulas it calls become their own twins, and `min` and `max` become
+element-wise.  Only `floordiv` and `floormod` have a body of their own here, because `//` and `%` round
+towards zero in a kernel: with a plain `//`, `(n - 1) // bs` at n = 0 is 0 instead of -1 and a fresh
+request loses its marker.
 
-Without a CUDA device the kernels run in Triton's interpreter on CPU tensors, which this module switches on before
-Triton is imported; set TRITON_INTERPRET yourself to decide otherwise.
+Without a CUDA device the kernels run in Triton's interpreter on CPU tensors, which this module switches
+on before Triton is imported; set TRITON_INTERPRET yourself to decide otherwise.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ _TWINS: dict[Callable[..., Any], Any] = {
 
 
 def twin(core: Callable[..., Any]) -> Any:
-    """The Triton device function of a formula of `spec.arith`, for scalars and, if it has no branch, for tensors.
+    """The Triton device function of a formula: for scalars and, if it has no branch, for tensors.
 
-    Raises TypeError for anything but a plain Python function, and for one that reads a global that is neither a
-    formula nor `min` or `max`.
+    Raises TypeError for anything but a plain Python function, and for one that reads a global that is
+    neither a formula nor `min` or `max`.
     """
     if core in _TWINS:
         return _TWINS[core]

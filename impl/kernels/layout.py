@@ -1,14 +1,15 @@
 """Recurrent states in memory, and the tiles in which kernels copy them.
 
-The story.  A recurrent layer keeps two states a block: a *temporal* state (one array) and a *convolution* state (a
-window of the last `w` tokens' inputs).  The convolution window lies token first, `[w, inner]`, or channel first,
-`[inner, w]`.  Every layer's state is a view of a page buffer: block b's state starts `b * page_stride` bytes after
-block 0's, and a page is usually larger than the state.  A copy between two columns of a request copies the temporal
-state whole, from the column that the accepted offset selects, and shifts the window by that offset within the block.
+The story.  A recurrent layer keeps two states a block: a *temporal* state (one array) and a
+*convolution* state (a window of the last `w` tokens' inputs).  The convolution window lies token first,
+`[w, inner]`, or channel first, `[inner, w]`.  Every layer's state is a view of a page buffer: block b's
+state starts `b * page_stride` bytes after block 0's, and a page is usually larger than the state.  A
+copy between two columns of a request copies the temporal state whole, from the column that the accepted
+offset selects, and shifts the window by that offset within the block.
 
-A copy kernel does not want to know layers and layouts, it wants *tiles*: pieces of equal size, each with the base
-address, the page stride, and the group whose rows name its blocks.  `tiles_of` cuts all states of a model into tiles
-once, when the buffers are bound; nothing is recomputed in a step.
+A copy kernel does not want to know layers and layouts, it wants *tiles*: pieces of equal size, each
+with the base address, the page stride, and the group whose rows name its blocks.  `tiles_of` cuts all
+states of a model into tiles once, when the buffers are bound; nothing is recomputed in a step.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """One state of one layer: `tensor[block]` is that block's state; `group` is the recurrent group's index."""
+    """One state of one layer: `tensor[block]` is a block's state, `group` the recurrent group's index."""
 
     tensor: torch.Tensor
     layout: Layout
@@ -155,8 +156,9 @@ def tile_records(states: Sequence[StateView], shape: Shape) -> list[list[int]]:
 class Recurrent:
     """What a worker binds once: the recurrent groups' tables, states and per-slot memory.
 
-    `source_tables[g]` is indexed by request slot, `input_tables[g]` by batch row of the current step (the gathered
-    table); both int32, `[rows, columns]`. State copies read source tables, aligned indices read input tables.
+    `source_tables[g]` is indexed by request slot, `input_tables[g]` by batch row of the current step
+    (the gathered table); both int32, `[rows, columns]`. State copies read source tables, aligned
+    indices read input tables.
     """
 
     block_tokens: int
