@@ -478,6 +478,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, make in PARTS.items():
             print(f"{name:<20}{sentence(make)}")
         return 0
+    if not (ROOT / "README.md").is_file():
+        print(f"spec.handbook: {ROOT} is not the repository: run this in a clone", file=sys.stderr)
+        return 2
     stale = 0
     for path in documents():
         text = path.read_text(encoding="utf-8")

@@ -56,6 +56,14 @@ def test_a_stale_part_is_noticed_and_written(tree: Path, capsys: pytest.CaptureF
     assert handbook.main(["--check"]) == 0
 
 
+def test_outside_a_clone_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(handbook, "ROOT", tmp_path)
+    assert handbook.main(["--check"]) == 2
+    assert "run this in a clone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
