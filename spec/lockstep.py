@@ -1,5 +1,8 @@
 """Lockstep: an implementation drives a world while its answers are judged and the reference follows.
 
+``python -m spec.lockstep [--config NAME|FILE|--list] [--policy NAME] [--runs R] [--choices N] [--seed S]
+[--json FILE]``
+
 ``World(config, lockstep(factory))`` runs the implementation's answers.  Each answer is judged by the
 contract of its question on the view before it; then the reference, which has absorbed every earlier
 answer, is asked the same question on the same view.  Differences are compared up to renaming of blocks,
@@ -17,6 +20,9 @@ whether a wrong answer does harm is for the world's invariants to say.
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -25,14 +31,16 @@ from typing import Any
 
 from spec.book import Book
 from spec.chains import Chains
-from spec.config import Config
+from spec.config import Config, ConfigError, find, load, shipped
 from spec.contracts import Question, SchedulerView, follow
 from spec.events import SCHEMA, Event
 from spec.ops import Begin, Forward, UserId, Wait
+from spec.policies import PolicyFactory, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Policy, PolicyError, Program
 from spec.rankview import RankView, StepOrders, follow_program, orders
 from spec.reference import Reference
 from spec.reference.plan import Message
+from spec.walk import walk_once
 
 SAME, EQUAL, STRICTER, WRONG = "same", "equally right", "stricter", "wrong"
 
@@ -191,13 +199,9 @@ class Lockstep:
         if kind != SAME:
             self.found.append(Difference(question, kind, text))
 
-    def report(self) -> list[str]:
-        """One line a question and class, and the first example of each."""
-        lines = []
-        for (question, kind), count in sorted(self.counts.items()):
-            example = next((d.text for d in self.found if (d.question, d.kind) == (question, kind)), "")
-            lines.append(f"{question:16} {kind:14} {count:6}  {example}".rstrip())
-        return lines
+    def fingerprint(self) -> str:
+        """The implementation's own state; what follows it adds nothing."""
+        return self.policy.fingerprint()
 
     # -- the seven questions -------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
@@ -244,7 +248,7 @@ class Lockstep:
         return self.ask(("on_reset", scope))
 
 
-def lockstep(factory: Callable[[Config, Chains], Policy]) -> Callable[[Config, Chains], Lockstep]:
+def lockstep(factory: PolicyFactory) -> Callable[[Config, Chains], Lockstep]:
     """A factory for ``World``: the implementation's policy in lockstep with the reference."""
 
     def make(config: Config, chains: Chains) -> Lockstep:
@@ -257,3 +261,90 @@ def lockstep(factory: Callable[[Config, Chains], Policy]) -> Callable[[Config, C
         )
 
     return make
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+
+def compare(config: Config, factory: PolicyFactory, *, runs: int, choices: int, seed: int) -> Summary:
+    """Random walks of a policy in lockstep with the reference."""
+    summary = Summary()
+    for number in range(runs):
+        run = walk_once(config, lockstep(factory), seed, number, choices)
+        policy = run.world.policy
+        assert isinstance(policy, Lockstep)
+        summary.counts.update(policy.counts)
+        for difference in policy.found:
+            summary.examples.setdefault((difference.question, difference.kind), difference.text)
+        if run.world.verdict:
+            summary.broken[run.world.verdict.rule] += 1
+    return summary
+
+
+@dataclass(slots=True)
+class Summary:
+    """Answers by question and class over some walks, an example of each, and the rules that broke."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    broken: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """One line a question and class."""
+        return [
+            f"{question:16} {kind:14} {count:6}  {self.examples.get((question, kind), '')[:160]}".rstrip()
+            for (question, kind), count in sorted(self.counts.items())
+        ]
+
+    @property
+    def wrong(self) -> int:
+        """Answers that a contract refused."""
+        return sum(count for (_, kind), count in self.counts.items() if kind == WRONG)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m spec.lockstep", description=__doc__.splitlines()[0])
+    parser.add_argument("--config", metavar="NAME|FILE", default="composed")
+    parser.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
+    parser.add_argument(
+        "--policy", metavar="NAME", default="reference", help="reference, fault:NAME, repaired:NAME"
+    )
+    parser.add_argument("--runs", type=int, metavar="R", default=20)
+    parser.add_argument("--choices", type=int, metavar="N", default=200, help="choices a run")
+    parser.add_argument("--seed", type=int, metavar="S", default=0)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    if args.list:
+        for name, path in shipped().items():
+            print(f"{name:<24}{load(path).description}")
+        return 0
+    try:
+        config, factory = find(args.config), resolve(args.policy)
+        if min(args.runs, args.choices) < 1:
+            raise ConfigError("--runs and --choices must be at least 1")
+    except (ConfigError, PolicyNameError) as error:
+        print(f"spec.lockstep: {error}", file=sys.stderr)
+        return 2
+    budget = f"{args.runs} runs x {args.choices} choices, seed {args.seed}"
+    print(f"lockstep: {args.policy} beside the reference; {config.name}; {budget}")
+    summary = compare(config, factory, runs=args.runs, choices=args.choices, seed=args.seed)
+    print("\n".join(summary.lines()))
+    if summary.broken:
+        print(f"rules broken in the world: {dict(summary.broken)}")
+    refuted = bool(summary.wrong or summary.broken)
+    print(f"verdict: {'refuted' if refuted else 'holds'} (sampled: {summary.wrong} answers refused)")
+    if args.json:
+        rows = [
+            {"question": q, "class": k, "answers": n, "example": summary.examples.get((q, k), "")}
+            for (q, k), n in sorted(summary.counts.items())
+        ]
+        data = {"verdict": "refuted" if refuted else "holds", "answers": rows, "broken": dict(summary.broken)}
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+            file.write("\n")
+    return int(refuted)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

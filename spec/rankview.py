@@ -461,7 +461,7 @@ class _Reader:
         if known.way == "load":
             blocks = {b for _, _, subs in known.chunks for b in subs if b}
             used = any(view.touched.get(b, -1) >= self.orders.oldest for b in blocks)
-            flushed = any(blocks & self.read_by(job) for job in self.orders.flush)
+            flushed = any(blocks & self.read_by(job) for job in self.orders.flush if job not in op.after_jobs)
             if early and (used or flushed):
                 view.refuse(
                     f"load {op.job} is not ordered after a step or store in flight that uses its targets"

@@ -26,14 +26,12 @@ NOBODY: Node = (-1, "nobody")
 def waited_for(world: World, rank: Rank, op: Op) -> Iterator[Node]:
     """The streams that must advance before this blocked operation can run."""
     if isinstance(op, Wait):
-        ends = [
-            (rank.index, name)
-            for name, ops in rank.streams.items()
-            if any(isinstance(o, End) and o.job == op.job for o in ops)
-        ]
-        yield from ends or [NOBODY]
+        yield ends(rank, op.job)
     elif isinstance(op, (Begin, CopyCounts)):
-        yield rank.index, "main"
+        if rank.executed < op.after_main:
+            yield rank.index, "main"
+        late = op.after_jobs if isinstance(op, Begin) else ()
+        yield from (ends(rank, job) for job in late if job not in rank.ended)
     elif isinstance(op, HostCounts):
         copied = any(isinstance(o, CopyCounts) and o.step == op.step for o in rank.streams["counts"])
         yield (rank.index, "counts") if copied else NOBODY
@@ -47,6 +45,14 @@ def waited_for(world: World, rank: Rank, op: Op) -> Iterator[Node]:
         for row in op.rows:
             if world.clients[row.uid].pending:
                 yield from samplers(world, world.clients[row.uid].pending)
+
+
+def ends(rank: Rank, job: int) -> Node:
+    """The stream in which a transfer will end."""
+    for name, ops in rank.streams.items():
+        if any(isinstance(o, End) and o.job == job for o in ops):
+            return rank.index, name
+    return NOBODY
 
 
 def samplers(world: World, step: int) -> Iterator[Node]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from spec.config import named
 from spec.faults import CATALOGUE
-from spec.lockstep import WRONG, Lockstep, lockstep
+from spec.lockstep import WRONG, Lockstep, lockstep, main
 from spec.policies import PolicyFactory
 from spec.walk import Adversary, draw_options
 from spec.world import World
@@ -89,3 +91,40 @@ def designs() -> dict[str, str]:
 def test_no_repaired_design_is_refused(name: str, config: str) -> None:
     questions, rules = refused(config, CATALOGUE[name].repaired, range(4))
     assert not questions and not rules
+
+
+def command(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code and what the command printed."""
+    code = main(["--runs", "3", "--choices", "120", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_reports_by_question_and_class(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "lockstep.json"
+    code, out, _ = command("--json", str(file), capsys=capsys)
+    assert code == 0 and out.endswith("verdict: holds (sampled: 0 answers refused)\n")
+    rows = json.loads(file.read_text(encoding="utf-8"))["answers"]
+    assert {row["question"] for row in rows} >= {"on_arrive", "schedule", "on_output", "worker_program"}
+
+
+def test_the_command_fails_on_a_wrong_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = command("--policy", "fault:no-fence", "--config", "fences", "--runs", "10", capsys=capsys)
+    assert code == 1 and "reuse_flushes_fence" in out and "verdict: refuted" in out
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--policy", "fault:none-such"), ("--config", "none-such"), ("--runs", "0")]
+)
+def test_the_command_refuses_bad_input_in_one_line(
+    wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = command(*wrong, capsys=capsys)
+    assert code == 2 and not out and err.count("\n") == 1 and err.startswith("spec.lockstep: ")
+
+
+def test_the_command_lists_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = command("--list", capsys=capsys)
+    assert code == 0 and "composed" in out
