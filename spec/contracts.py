@@ -43,6 +43,7 @@ SHARED_RULES: dict[str, tuple[str, ...]] = {
     "job": ("recurrent_store_by_hand_off", "loads_only_ready_chunks"),
     "hit": ("hit_below_known",),
     "row": ("read_columns_present",),
+    "tier": ("host_place_free",),
 }
 
 #: What each question may be answered with.
@@ -63,6 +64,7 @@ KINDS: dict[str, frozenset[str]] = {
 class KnownJob:
     """A transfer as the scheduler remembers it."""
 
+    job: int
     uid: UserId
     way: str
     chunks: tuple[tuple[Key, int, tuple[int, ...]], ...]
@@ -107,6 +109,16 @@ class SchedulerView:
     def mamba_groups(self) -> tuple[int, ...]:
         """Indexes of the recurrent groups."""
         return tuple(i for i, g in enumerate(self.config.groups) if g.kind is Kind.MAMBA)
+
+    @property
+    def transfers(self) -> dict[int, KnownJob]:
+        """Transfers that some rank has not reported."""
+        return {j: known for j, known in self.jobs.items() if j in self.book.core.jobs}
+
+    @property
+    def tally(self) -> dict[str, list[int]]:
+        """Rules count how often they do not apply; a view does not."""
+        return {name: [0, 0] for name in BY_NAME}
 
     def judge(self, name: str, applies: bool, holds: bool, text: Callable[[], str]) -> None:
         """What a rule says to the world, it says to the view."""
@@ -225,7 +237,7 @@ def _learn(view: SchedulerView, question: Question, event: Event) -> None:
             _fill(view, *view.fresh[dst], view.book.core.key.get(src))
     elif kind == "job":
         job, way, uid, chunks = event[1:]
-        view.jobs[job] = view.untold[job] = KnownJob(uid, way, chunks)
+        view.jobs[job] = view.untold[job] = KnownJob(job, uid, way, chunks)
     elif kind == "unfence":
         _learn_report(view, question, event[1])
     elif kind == "row":
@@ -510,12 +522,9 @@ def _tier(
 ) -> str | None:
     key = (g, n, prefix)
     entry = view.book.tier.get(key)
-    if state == "writing":
-        busy = {c.place for c in view.book.tier.values()}
-        busy |= {p for j, k in view.jobs.items() if j in view.book.core.jobs for _, p, _ in k.chunks}
-        if entry is not None or place in busy or not 0 <= place < view.config.tier_chunks:
-            return f"chunk {key} is to be written at place {place}, which is taken"
-    elif state == "ready":
+    if state == "writing" and entry is not None:
+        return f"chunk {key} is written anew at place {place}; place {entry.place} holds it"
+    if state == "ready":
         if question[0] != "on_report":
             return f"chunk {key} becomes ready without a report"
         known = view.jobs.get(question[1])

@@ -37,7 +37,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...], str]] = {
     "run": (CHOICE, ("rank", "stream", "ops"), "a stream executes its next operations (0: until it blocks)"),
     "report": (CHOICE, ("name", "way", "rank"), "a rank reports its oldest finished, unreported transfer"),
     "fail": (CHOICE, ("name", "way", "rank"), "a rank reports that transfer as failed"),
-    "work": (CHOICE, (), "every rank computes until it blocks, outputs are processed; transfers and reports wait"),
+    "work": (CHOICE, (), "ranks compute until they block, outputs are processed; transfers and reports wait"),
     "drain": (CHOICE, (), "everything in flight completes; nothing is scheduled"),
     "quiet": (CHOICE, (), "drains and schedules until nothing is left, or breaks a rule"),
     # -- decisions: ownership --------------------------------------------------------------------------

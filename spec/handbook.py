@@ -38,6 +38,7 @@ from spec.reduce import replay
 from spec.reference import offload, tables
 from spec.reference.decisions import Decisions
 from spec.reference.scheduler import Reference
+from spec.reference.worker import Worker
 from spec.rule import Rule
 from spec.rules import BY_NAME, RULES
 from spec.walk import COMPOSED, WITNESSES, Report
@@ -213,16 +214,16 @@ STATIONS: dict[str, tuple[object, object]] = {
     "drop": (tables.free_behind, core.Core.release),
     "publish": (tables.publish_columns, core.Core.publish),
     "evict": (Reference.allocate, core.Core.evict),
-    "zero": (Reference.finish_message, ops.Zero.run),
-    "job": (offload.create, core.Core.create),
+    "zero": (Reference.finish_message, Worker.program),
+    "zeroed": (Worker.program, ops.Zero.run),
+    "job": (offload.store_positional, core.Core.create),
     "flush": (Reference.finish_message, core.Core.flush),
     "unfence": (offload.reported, core.Core.report),
-    "cells": (World.forward, World.put_cells),
-    "state": (World.forward, World.recur),
-    "begin": (ops.Begin.run, World.begin_transfer),
-    "end": (ops.End.run, World.end_transfer),
+    "cells": (Worker.compute, World.put_cells),
+    "state": (Worker.compute, World.recur),
+    "begin": (Worker.transfers, World.begin_transfer),
+    "end": (Worker.transfers, World.end_transfer),
     "ready": (offload.settle, fence.ready_exact),
-    "flushed": (ops.Wait.blocked, ops.Wait.run),
 }
 
 
@@ -258,7 +259,8 @@ class Biography:
             return self.transfer(event)
         if kind == "write" and event[2] == self.block:
             said = {"zero": "zeroes it", "cells": "writes its cells", "state": "writes a state into it"}
-            return event[4], f"rank {event[1]} {said[event[4]]}, seen as `{self.group(event[3])}`"
+            station = "zeroed" if event[4] == "zero" else event[4]
+            return station, f"rank {event[1]} {said[event[4]]}, seen as `{self.group(event[3])}`"
         if kind == "tier" and event[5] == "ready" and event[1:4] in self.keys:
             return "ready", "every rank's copy is checked against the key, and the host chunk is loadable"
         return None

@@ -371,7 +371,7 @@ class Begin(Op):
 
     job: int
     after_main: int  # main-stream operations enqueued before this one
-    after_jobs: tuple[int, ...] = ()  # transfers that must have ended: what a host waits for before it asks a network
+    after_jobs: tuple[int, ...] = ()  # transfers that must have ended: a host waits before it asks a network
 
     def blocked(self, world: World, rank: Rank) -> str | None:
         for job in self.after_jobs:

@@ -74,7 +74,8 @@ class Options:
         return (
             f"off {','.join(off) or '-'}; strong {','.join(strong) or '-'}; prompt <= {self.longest_prompt}, "
             f"output <= {self.longest_output}; families {','.join(self.families)}; names {len(self.names)}; "
-            f"whole streams {self.whole_streams}%; slow {'rank %d %s' % self.slow if self.slow else '-'}"
+            f"whole streams {self.whole_streams}%; "
+            + (f"slow rank {self.slow[0]} {self.slow[1]}" if self.slow else "slow -")
         )
 
 
@@ -394,4 +395,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader left early (`| head`)
+        sys.exit(0)

@@ -497,12 +497,15 @@ class World:
             self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
 
     def standing(self) -> str:
-        """How far everybody has come, without step numbers and job ids: a run that stands where it stood has made no
-        progress in between."""
+        """How far everybody has come, without step numbers and job ids: a run that stands where it stood has
+        made no progress in between."""
         book = self.book
         return repr((
-            sorted((u, r.status, r.known, r.computed, r.hit, r.cols, len(r.flying)) for u, r in book.requests.items()),
-            list(book.free), sorted(book.by_key), sorted((k, c.state, c.readers) for k, c in book.tier.items()),
+            sorted(
+                (u, r.status, r.known, r.computed, r.hit, r.cols, len(r.flying)) for u, r in book.requests.items()
+            ),
+            list(book.free), sorted(book.by_key),
+            sorted((k, c.state, c.readers) for k, c in book.tier.items()),
             sorted((t.uid, t.way, sorted(t.reported)) for t in self.transfers.values()), len(self.queue),
             [[len(rank.streams[stream]) for stream in STREAMS] for rank in self.ranks],
         ))  # fmt: skip

@@ -138,7 +138,10 @@ def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
             flush=True,
         )
     if outcome.cycle:
-        print(f"       a lasso: {len(outcome.choices)} choices, then {len(outcome.cycle)} more lead back to where it stood")
+        print(
+            f"       a lasso: {len(outcome.choices)} choices, "
+            f"then {len(outcome.cycle)} more lead back to where it stood"
+        )
     for line in (*outcome.wrong, *outcome.missed):
         print(f"       {line}")
     if trace and outcome.choices:
@@ -308,4 +311,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader left early (`| head`)
+        sys.exit(0)

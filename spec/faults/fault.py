@@ -45,6 +45,7 @@ class Fault:
     why_harmless: str = ""
     cases: tuple[str, ...] = ()  # public case names
     theorem: str = ""  # for a formula: the theorem whose witness refutes it
+    formula: str = ""  # part of the name under which that theorem lists the formula
     refused: str = ""  # for a configuration: TOML text that must be refused
 
     @property

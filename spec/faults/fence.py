@@ -92,8 +92,8 @@ FAULTS = (
     ),
     Fault(
         "loaded-requests-hold-on", "preemption", LIVENESS,
-        "Requests whose load has landed keep their blocks until they can run; they block one another, or a running "
-        "request preempts itself over and over without getting anywhere.",
+        "Requests whose load has landed keep their blocks until they can run; they block one another, or a "
+        "running request preempts itself over and over without getting anywhere.",
         "the last of them starts over", ("https://github.com/vllm-project/vllm/issues/46283",),
         {"loaded_give_way": lambda: False}, bites=("state-fences",), harmless=("plain",),
         why_harmless="nothing is loaded",

@@ -258,17 +258,41 @@ def refused(fault: Fault, outcome: Hunt) -> Hunt:
 
 
 def by_theorem(fault: Fault, outcome: Hunt) -> Hunt:
-    """A formula fault: a theorem must refute it.  Solvers stay in spec.prove; here the theorem is named."""
-    outcome.rule, outcome.text = "theorem", f"refuted by `python -m spec.prove arith`: {fault.theorem}"
+    """A formula fault: its theorem must be proved, and must refute the formula with a witness."""
+    try:
+        from spec.prove.engine import Settings, prove_theorem
+        from spec.prove.solvers import MissingSolver, solver
+        from spec.prove.theorems import theorems_of
+
+        backend = solver("z3")
+    except (ImportError, MissingSolver) as error:
+        outcome.missed.append(f"no solver: {error}")
+        return outcome
+    theorem = next((one for one in theorems_of("arith") if one.name == fault.theorem), None)
+    if theorem is None:
+        outcome.wrong.append(f"there is no theorem named {fault.theorem!r}")
+        return outcome
+    result = prove_theorem(theorem, Settings(backend))
+    outcome.rule, outcome.seconds = f"theorem: {theorem.name}", result.seconds
+    refuted = [one for one in result.refutes if fault.formula in one.refutation.formula]
+    if result.verdict != "proved" or not refuted:
+        outcome.wrong.append(
+            f"{theorem.name}: {result.verdict}; no refuted formula matches {fault.formula!r}"
+        )
+    elif any(one.verdict != "refuted" for one in refuted):
+        outcome.missed.append(f"{fault.formula}: not refuted")
+    else:
+        witness = refuted[0].smallest or refuted[0].solver or {}
+        outcome.text = f"{refuted[0].refutation.formula}; smallest witness {witness}"
     return outcome
 
 
-# -- lassos ----------------------------------------------------------------------------------------------------
+# -- lassos --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Lasso:
-    """A run that makes no progress: after ``prefix``, every ``cycle`` of choices leads back to where it stood."""
+    """A run without progress: after ``prefix``, every ``cycle`` of choices leads back to where it stood."""
 
     prefix: Choices
     cycle: Choices
@@ -276,7 +300,7 @@ class Lasso:
 
 
 def lasso(config: Config, policy: PolicyFactory, choices: Choices, *, rounds: int = 200) -> Lasso | None:
-    """Follow a run that never ends until it stands where it stood, and replay the cycle twice more to be sure."""
+    """Follow a run that never ends until it stands where it stood; the cycle is replayed to be sure."""
     prefix = tuple(choice for choice in choices if choice != ("quiet",))
     world = replay(config, policy, prefix)
     if world.verdict:

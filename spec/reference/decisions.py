@@ -365,7 +365,7 @@ def reset_keeps_places() -> bool:
 
 
 def loaded_give_way() -> bool:
-    """Whether requests that were loaded and wait to run give their blocks up when others cannot go on without them."""
+    """Whether loaded requests that wait to run give their blocks up when others cannot go on without."""
     return True
 
 

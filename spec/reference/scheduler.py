@@ -114,7 +114,8 @@ class Reference:
     def fingerprint(self) -> str:
         """Private state as text."""
         own = (
-            self.plans, self.running, self.waiting, self.loading_requests, self.leaving, self.jobs, self.loading,
+            self.plans, self.running, self.waiting, self.loading_requests, self.leaving, self.jobs,
+            self.loading,
             self.places, self.recency, self.fences, self.limbo, self.offers, self.new_stores, self.new_loads,
         )  # fmt: skip
         return repr((own, [worker.fingerprint() for worker in self.workers]))
@@ -455,8 +456,8 @@ class Reference:
                 return
 
     def start_over_last_loaded(self, request: Request) -> bool:
-        """Loaded requests hold blocks while they wait to run, and could keep everybody from going on, one another
-        included: the last of them gives its blocks up.  Whether there was one beside ``request``."""
+        """Loaded requests hold blocks while they wait to run, and could keep everybody from going on, one
+        another included: the last of them gives its blocks up.  Whether there was one beside ``request``."""
         loaded = [uid for uid in self.waiting if uid != request.uid and self.plans[uid].ready]
         if not self.decide.loaded_give_way():
             return False
