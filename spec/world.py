@@ -502,7 +502,8 @@ class World:
         book = self.book
         return repr((
             sorted(
-                (u, r.status, r.known, r.computed, r.hit, r.cols, len(r.flying)) for u, r in book.requests.items()
+                (u, r.status, r.known, r.computed, r.hit, r.cols, len(r.flying))
+                for u, r in book.requests.items()
             ),
             list(book.free), sorted(book.by_key),
             sorted((k, c.state, c.readers) for k, c in book.tier.items()),
