@@ -78,6 +78,11 @@ class Engine(RuleBasedStateMachine):
         """Clients whose request is not over."""
         return [name for name in NAMES if self.world is not None and self.world.live(name)]
 
+    def in_transfer(self) -> list[str]:
+        """Live clients of which a transfer is in flight."""
+        flying = {t.uid[0] for t in self.world.transfers.values()} if self.world else set()
+        return [name for name in self.live() if name in flying]
+
     def ready(self) -> list[tuple[int, str]]:
         """Streams whose head can run."""
         world = self.world
@@ -119,11 +124,25 @@ class Engine(RuleBasedStateMachine):
         if soon:
             self.choose("abort", role(self.live(), pick))
 
+    @precondition(lambda self: self.in_transfer())
+    @rule(pick=PICK)
+    def abort_in_transfer(self, pick: int) -> None:
+        """A client goes away while a transfer of its request is in flight."""
+        self.choose("abort", role(self.in_transfer(), pick))
+
     @rule(scope=st.sampled_from(["local", "all"]), rarely=st.integers(0, 7))
     def reset(self, scope: str, rarely: int) -> None:
         """Caches are cleared, rarely: otherwise there would be no hits."""
         if not rarely:
             self.choose("reset", scope)
+
+    @precondition(lambda self: self.config is not None and self.config.offload)
+    @rule(name=st.sampled_from(NAMES), family=FAMILIES, outputs=st.integers(1, 4))
+    def ask_again(self, name: str, family: str, outputs: int) -> None:
+        """The local cache is cleared, and the longest prompt of a family comes: what was stored is loaded."""
+        assert self.config is not None
+        self.choose("reset", "local")
+        self.choose("arrive", name, family, self.config.request_tokens - outputs, outputs)
 
     @precondition(lambda self: self.can("schedule"))
     @rule(steps=st.integers(1, 3))
