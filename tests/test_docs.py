@@ -216,6 +216,15 @@ def test_links_within_the_documentation_lead_somewhere(path: Path) -> None:
         assert not anchor or file.suffix != ".md" or anchor in anchors(file), f"{path.name}: {target}"
 
 
+def test_commands_in_the_documentation_exist() -> None:
+    for path in DOCUMENTS:
+        for name in re.findall(r"python -m ((?:spec|impl|props)[\w.]*\w)", path.read_text(encoding="utf-8")):
+            file = ROOT / name.replace(".", "/")
+            file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
+            assert file.is_file(), f"{path.name}: python -m {name}"
+            assert file.name == "__main__.py" or '__name__ == "__main__"' in file.read_text(), name
+
+
 # -- the README's own fault ------------------------------------------------------------------------------
 
 
