@@ -301,6 +301,7 @@ class BatchRow:
     slot: int
     tokens: int  # query tokens, drafts included
     decode: bool  # one state a query token, instead of the chunk's last
+    padded: bool = False  # its drafts are placeholders that no drafter proposed: never accepted
 
 
 @dataclass(slots=True)
@@ -391,6 +392,17 @@ class End(Op):
 
     def run(self, world: World, rank: Rank) -> None:
         world.end_transfer(self.job, rank)
+
+
+@dataclass(slots=True)
+class Collect(Op):
+    """The rank's host asks which transfers have ended; the answer travels with the step's output, which waits
+    for every rank's (``.../offloading/worker.py::get_finished``, ``KVOutputAggregator``)."""
+
+    step: int
+
+    def run(self, world: World, rank: Rank) -> None:
+        world.collect(rank, self.step)
 
 
 # -- accepted counts of the v1 runner ----------------------------------------------------------------------

@@ -30,6 +30,7 @@ from spec.memory import CONV, TEMPORAL, Memory, Page, torn
 from spec.ops import (
     BatchRow,
     Begin,
+    Collect,
     CopyCounts,
     Deref,
     Draft,
@@ -96,6 +97,7 @@ class StepRun:
     counts: list[int] = field(default_factory=list)  # accepted counts by slot, as post-processing left them
     marks: list[int] = field(default_factory=list)  # per rank: main-stream operations enqueued with this step
     sampled: bool = False
+    owed: set[int] = field(default_factory=set)  # ranks whose ended transfers are not collected yet
 
 
 @dataclass(slots=True)
@@ -288,7 +290,7 @@ class World:
 
     def output_due(self) -> bool:
         """Whether the engine loop processes an output now."""
-        if not self.queue or not self.steps[self.queue[0]].sampled:
+        if not self.queue or not self.steps[self.queue[0]].sampled or self.steps[self.queue[0]].owed:
             return False
         return len(self.queue) == self.depth or not self.book.live()
 
@@ -351,6 +353,8 @@ class World:
                     run.rows = op.rows
                 if isinstance(op, (Begin, CopyCounts)) and op.after_main < 0:
                     op.after_main = rank.enqueued
+                if isinstance(op, Collect):
+                    run.owed.add(rank.index)
                 rank.streams[stream].append(op)
                 rank.enqueued += stream == "main"
             run.marks.append(rank.enqueued)
@@ -399,6 +403,17 @@ class World:
         """A rank's report of a transfer reaches the scheduler."""
         transfer = self.reportable(name, way, rank)
         assert transfer is not None
+        self.report(transfer, rank, ok=ok)
+
+    def collect(self, rank: Rank, step: int) -> None:
+        """All that has ended on the rank and was not reported is reported with the step's output."""
+        self.steps[step].owed.discard(rank.index)
+        for transfer in list(self.transfers.values()):
+            if transfer.job in rank.ended and rank.index not in transfer.reported:
+                self.report(transfer, rank.index, ok=True)
+
+    def report(self, transfer: Transfer, rank: int, *, ok: bool) -> None:
+        """One rank is done with a transfer."""
         transfer.reported.add(rank)
         self.witness("reports_of_two_ranks_cross", self.crosses(transfer, rank))
         self.witness("transfer_failed", not ok)
@@ -548,6 +563,7 @@ class World:
             self.book.requests
             or self.queue
             or self.transfers
+            or self.book.core.jobs  # reported, and the report not counted yet
             or any(any(r.streams.values()) for r in self.ranks)
         )
 
@@ -720,9 +736,10 @@ class World:
             start, known = client.computed, len(client.tokens)
             line = list(client.line[: start + row.tokens + 1])
             drafts = start + row.tokens - known
-            run.right[row.uid] = max(0, min(drafts, client.agree))
+            agree = 0 if row.padded else client.agree
+            run.right[row.uid] = max(0, min(drafts, agree))
             for i in range(drafts):
-                token = self.chains.next_token(line[-1]) if i < client.agree else -(run.step * 64 + i + 1)
+                token = self.chains.next_token(line[-1]) if i < agree else -(run.step * 64 + i + 1)
                 line.append(self.chains.fold(line[-1], token))
             run.lines[row.uid] = line
             run.starts[row.uid] = start

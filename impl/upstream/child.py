@@ -62,12 +62,13 @@ class Child:
         replies: list[Plain] = self._exchange(questions)
         return replies
 
-    def new(self, config: Config, patches: Sequence[str] = ()) -> Plain:
+    def new(self, config: Config, patches: Sequence[str] = (), narrate: bool = False) -> Plain:
         """A fresh scheduler; :class:`ConfigError` if vLLM would not mean what the configuration says.
 
-        ``patches`` names mutants or repairs of :mod:`impl.upstream.patches`.
+        ``patches`` names mutants or repairs of :mod:`impl.upstream.patches`; ``narrate`` asks for decisions
+        instead of state.
         """
-        reply = self.ask("new", config=asdict(config), patches=list(patches))
+        reply = self.ask("new", config=asdict(config), patches=list(patches), narrate=narrate)
         if "error" in reply:
             raise ConfigError(str(reply["error"]))
         return reply

@@ -1,19 +1,21 @@
 """Inside the child process: answers questions about one scheduler, one JSON line each way.
 
 Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`observe.difference` says),
-``hashes`` (prefixes named for the first time) and ``log`` (what the managers did, in order):
+``hashes`` (prefixes named for the first time); a scheduler made with ``narrate`` answers with ``decisions``
+(the lines of :mod:`impl.upstream.listen`, keys by name) in place of ``changed``, which costs less:
 
 ============ ===================================== ===================================================
 ``ask``      takes                                 answers
 ============ ===================================== ===================================================
 ``new``      ``config``: the fields of a Config;   ``geometry``; ``state`` in place of ``changed``
-             ``patches``: names in ``patches``
+             ``patches``: names in ``patches``;
+             ``narrate``: a boolean
 ``arrive``   ``request``, ``tokens``,              ``busy`` if the scheduler still holds that id
              ``output_tokens``
 ``schedule`` -                                     ``step``: its number; ``out``: observe.scheduled
 ``output``   ``sampled`` {request: tokens},        ``step``: the oldest one in flight; ``emitted``
-             ``drafts`` {request: tokens},         {request: tokens}; ``finished`` {request: reason}
-             ``reports`` {rank: jobs}, ``failed``
+             ``drafts`` {request: tokens},         {request: tokens}; ``finished`` {request: reason};
+             ``reports`` {rank: jobs}, ``failed``  ``computed`` {request: tokens}
 ``report``   ``reports``, ``failed``               -: an output without a step
 ``abort``    ``request``                           -
 ``reset``    ``running``, ``tier``: booleans       ``done``; ``raised``: its message if it refused
@@ -44,6 +46,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from impl.upstream import observe, patches
+from impl.upstream.listen import LISTENER, install
 from spec.config import Config, ConfigError, Group, Kind
 
 Plain = dict[str, Any]
@@ -53,127 +56,16 @@ class Misuse(Exception):
     """A question that cannot be asked now."""
 
 
-# What the managers did since the last question, in order.  One scheduler a process is asked at a time.
-_LOG: list[Any] = []
-
-
-def _wrap(owner: type, name: str, note: Any) -> None:
-    """Let a method also append a line to the log; what it does and returns stays untouched."""
-    original = getattr(owner, name, None)
-    if original is None:  # this release has no such method
-        return
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return note(original, self, *args, **kwargs)
-
-    wrapped.__name__ = name
-    wrapped.__wrapped__ = original  # type: ignore[attr-defined]
-    setattr(owner, name, wrapped)
-
-
-def _listen() -> None:
-    """Wrap the handful of methods through which blocks, keys and chunks change hands."""
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-
-    def ids(blocks: Any) -> list[int]:
-        return [block.block_id for block in blocks if not block.is_null]
-
-    def allocated(original: Any, pool: Any, count: int) -> Any:
-        blocks = original(pool, count)
-        if blocks:
-            _LOG.append(["allocate", ids(blocks)])
-        return blocks
-
-    def freed(original: Any, pool: Any, blocks: Any) -> Any:
-        blocks = list(blocks)
-        named = ids(blocks)
-        result = original(pool, blocks)
-        if named:
-            _LOG.append(["free", named])
-        return result
-
-    def touched(original: Any, pool: Any, blocks: Any) -> Any:
-        result = original(pool, blocks)
-        if named := ids(blocks):
-            _LOG.append(["touch", named])
-        return result
-
-    def published(original: Any, pool: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(pool, request, *args, **kwargs)
-        names = ("blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        first, end = given["num_cached_blocks"], given["num_full_blocks"]
-        if end > first:
-            blocks = [[b.block_id, b.block_hash] for b in given["blocks"][first:end] if not b.is_null]
-            _LOG.append(["publish", request.request_id, given["kv_cache_group_id"], first, blocks])
-        return result
-
-    def partial(
-        original: Any, pool: Any, request: Any, block: Any, num_tokens: int, *args: Any, **kw: Any
-    ) -> Any:
-        result = original(pool, request, block, num_tokens, *args, **kw)
-        _LOG.append(["publish_partial", request.request_id, block.block_id, num_tokens, result])
-        return result
-
-    def moved(original: Any, pool: Any, src_block: Any, dst_block: Any) -> Any:
-        result = original(pool, src_block, dst_block)
-        _LOG.append(["move_keys", src_block.block_id, dst_block.block_id])
-        return result
-
-    def hit(original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(manager, request, *args, **kwargs)
-        blocks = [[b.block_id for b in group] for group in result[0].blocks]
-        _LOG.append(["hit", request.request_id, result[1], blocks])
-        return result
-
-    def looked_up(original: Any, tier: Any, key: bytes, context: Any) -> Any:
-        result = original(tier, key, context)
-        _LOG.append(["lookup", key, result.name.lower() if hasattr(result, "name") else str(result)])
-        return result
-
-    def by_keys(verb: str) -> Any:
-        def noted(original: Any, tier: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
-            keys = list(keys)
-            result = original(tier, keys, *args, **kwargs)
-            entry: list[Any] = [verb, list(keys)]
-            if verb == "prepare_store":
-                entry.append(None if result is None else list(result.keys_to_store))
-                entry.append([] if result is None else list(result.evicted_keys))
-            _LOG.append(entry)
-            return result
-
-        return noted
-
-    _wrap(BlockPool, "get_new_blocks", allocated)
-    _wrap(BlockPool, "free_blocks", freed)
-    _wrap(BlockPool, "touch", touched)
-    _wrap(BlockPool, "cache_full_blocks", published)
-    _wrap(BlockPool, "cache_partial_block", partial)
-    _wrap(BlockPool, "move_block_hashes", moved)
-    _wrap(KVCacheManager, "get_computed_blocks", hit)
-    _wrap(CPUOffloadingManager, "lookup", looked_up)
-    for verb in ("prepare_load", "complete_load", "prepare_store", "complete_store"):
-        _wrap(CPUOffloadingManager, verb, by_keys(verb))
-
-
-def _named(value: Any, key: Any) -> Any:
-    """Replace raw keys in a log entry by their names."""
-    if isinstance(value, bytes):
-        return key(value)
-    if isinstance(value, list):
-        return [_named(item, key) for item in value]
-    return value
-
-
 class Engine:
     """One scheduler, its steps in flight, and what was last seen of it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, narrate: bool = False) -> None:
         from impl.upstream.build import build
 
+        LISTENER.on = False
         built = build(config)
+        LISTENER.forget()
+        LISTENER.on = self.narrate = narrate
         self.config = config
         self.scheduler = built.scheduler
         self.hasher = built.hash_block
@@ -196,14 +88,16 @@ class Engine:
                 self.named[name] = (request, count)
             else:
                 del self.named[name]
-        state = observe.observe(self.scheduler, self.hashes)
-        changed = observe.difference(self.seen, state)
-        self.seen = state
-        log = [_named(entry, self.hashes.key) for entry in _LOG]
-        _LOG.clear()
-        reply: Plain = {"changed": changed}
-        if log:
-            reply["log"] = log
+        reply: Plain = {}
+        if self.narrate:
+            reply["decisions"] = [
+                [self.hashes.key(item) if isinstance(item, bytes) else item for item in line]
+                for line in LISTENER.take()
+            ]
+        else:
+            state = observe.observe(self.scheduler, self.hashes)
+            reply["changed"] = observe.difference(self.seen, state)
+            self.seen = state
         if fresh := self.hashes.take_fresh():
             reply["hashes"] = fresh
         return reply
@@ -264,6 +158,12 @@ class Engine:
         joins = {entry["request"] for entry in plain["new"]}
         joins.update(entry["request"] for entry in plain["cached"] if entry["resumed"])
         plain["padded"] = sorted(joins & set(plain["drafts"]))
+        if plain["loads"] or plain["stores"]:
+            connector = self.scheduler.connector.connector_scheduler
+            held = connector.manager._policy.chunks
+            for entry in plain["loads"] + plain["stores"]:
+                keys = {held[key].chunk_id: key for key in connector._jobs[entry["job"]].keys}
+                entry["keys"] = [bytes(keys[place]) for place in entry["chunks"]]
         for load in plain["loads"]:
             if not load["sync"]:
                 self.loads[load["job"]] = load["request"]
@@ -347,6 +247,7 @@ class Engine:
         if strange:
             raise Misuse(f"step {step} did not schedule {', '.join(strange)}")
         names = list(out.num_scheduled_tokens)
+        live = {name: self.scheduler.requests[name] for name in names if name in self.scheduler.requests}
         reply = self._process(out, self._runner_output(names, sampled, reports or {}, failed or []))
         if drafts and not self.config.async_scheduling:
             from vllm.v1.outputs import DraftTokenIds
@@ -354,7 +255,8 @@ class Engine:
             self.scheduler.update_draft_token_ids(
                 DraftTokenIds(list(drafts), [list(tokens) for tokens in drafts.values()])
             )
-        return {"step": step, **reply}
+        computed = {name: request.num_computed_tokens for name, request in live.items()}
+        return {"step": step, **reply, "computed": computed}
 
     def report(self, reports: dict[str, list[int]], failed: list[str] | None = None) -> Plain:
         """Reports that ride on an output without requests (``no_forward`` steps)."""
@@ -435,12 +337,12 @@ class Server:
         try:
             match ask:
                 case "new":
-                    _LOG.clear()
                     self.engine, self.crashed = None, False
                     self._patch(arguments.get("patches", ()))
-                    engine = Engine(config_from_plain(arguments["config"]))
+                    narrate = bool(arguments.get("narrate", False))
+                    engine = Engine(config_from_plain(arguments["config"]), narrate)
                     self.engine = engine
-                    return {"geometry": engine.geometry, "state": engine.look()["changed"]}
+                    return {"geometry": engine.geometry, "state": engine.look().get("changed", {})}
                 case "back":
                     if arguments["name"] not in self.forks:
                         raise Misuse(f"no copy is called {arguments['name']}")
@@ -454,7 +356,12 @@ class Server:
             if ask not in QUESTIONS:
                 raise Misuse(f"unknown question {ask!r}; known: new, back, fork, {', '.join(QUESTIONS)}")
             reply: Plain = getattr(self.engine, ask)(**arguments)
-            return reply if ask in ("state", "pending") else {**reply, **self.engine.look()}
+            if ask in ("state", "pending"):
+                return reply
+            reply |= self.engine.look()
+            for entry in reply.get("out", {}).get("loads", []) + reply.get("out", {}).get("stores", []):
+                entry["keys"] = [self.engine.hashes.key(key) for key in entry["keys"]]
+            return reply
         except (Misuse, ConfigError) as error:
             return {"error": str(error)}
         except (TypeError, KeyError, ValueError) as error:
@@ -479,9 +386,8 @@ class Server:
 
     def _crashed(self, crash: Plain) -> Plain:
         self.crashed = True
-        entries = [_named(entry, self.engine.hashes.key) for entry in _LOG] if self.engine else []
-        _LOG.clear()
-        return {"crash": crash, "log": entries}
+        LISTENER.take()
+        return {"crash": crash}
 
 
 def main() -> None:
@@ -493,7 +399,7 @@ def main() -> None:
     logging.disable(logging.WARNING)  # before vLLM is imported: its own setting is not enough
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _listen()
+    install()
     server = Server()
     encode = msgspec.json.Encoder().encode
     decode = msgspec.json.Decoder().decode
