@@ -366,7 +366,7 @@ def refuted() -> str:
     with contextlib.redirect_stdout(printed):
         show_run(fault, one.name, choices)
     lines = [line.rstrip() for line in printed.getvalue().strip().splitlines()]
-    head = next(i for i, line in enumerate(lines) if line.startswith("-  ")) + 1
+    head = next(i for i, line in enumerate(lines) if re.match(r"-+  -+  ", line)) + 1
     if len(lines) > head + LAST_LINES:
         lines[head:-LAST_LINES] = ["..."]
     return "```\n$ python -m spec.faults hunt row-by-batch-index\n...\n" + "\n".join(lines) + "\n```\n"
