@@ -76,7 +76,7 @@ CANDIDATES = (
     Candidate(
         "S7",
         "A block that the pool hands out carries no key.",
-        rules=("evict_before_reuse",),
+        rules=("evict_before_reuse", *READS),
     ),
     Candidate(
         "S8",
@@ -112,7 +112,7 @@ CANDIDATES = (
     Candidate(
         "S12",
         "Every position that a scheduled query reads lies in a column that holds a block.",
-        rules=("read_columns_present",),
+        rules=("read_columns_present", "attention_reads_exact", "window_reads_exact"),
         theorems=("freed columns",),
     ),
     # -- recurrent states --------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ CANDIDATES = (
     Candidate(
         "S15",
         "Only a block that one request holds once, under no key, is relocated.",
-        rules=("relocates_only_exclusive_scratch",),
+        rules=("relocates_only_exclusive_scratch", "state_reads_exact"),
     ),
     Candidate(
         "S16",
@@ -194,7 +194,7 @@ CANDIDATES = (
     Candidate(
         "S24",
         "A kernel that runs after its own step finds rows by slot.",
-        rules=("late_kernel_reads_slot_rows",),
+        rules=("late_kernel_reads_slot_rows", "state_reads_exact"),
     ),
     Candidate(
         "S25",
@@ -221,7 +221,7 @@ CANDIDATES = (
     Candidate(
         "S28",
         "Padded rows resolve to the null block.",
-        rules=("padded_rows_write_null",),
+        rules=("padded_rows_write_null", *READS),
     ),
     Candidate(
         "S29",
@@ -302,7 +302,7 @@ CANDIDATES = (
     Candidate(
         "S41",
         "Recurrent groups are never stored by position.",
-        rules=("recurrent_store_by_hand_off",),
+        rules=("recurrent_store_by_hand_off", "ready_chunk_exact"),
     ),
     Candidate(
         "S42",
