@@ -41,6 +41,7 @@ from spec.reference.scheduler import Reference
 from spec.reference.worker import Worker
 from spec.rule import Rule
 from spec.rules import BY_NAME, RULES
+from spec.trace import commit
 from spec.walk import COMPOSED, WITNESSES, Report
 from spec.world import World
 
@@ -403,7 +404,7 @@ def walked(report: Report, heading: str, verdict: str) -> str:
     ]
     return (
         f"`{heading}`\n\n"
-        f"On {machine()}: {report.runs:,} runs, {report.choices:,} choices, {report.events:,} events in "
+        f"On {machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs, {report.choices:,} choices, {report.events:,} events in "
         f"{spent:.0f} s of processor time on one core: {report.choices / spent:,.0f} choices and "
         f"{report.events / spent:,.0f} events a second. Verdict: {verdict} (sampled).\n\n"
         "### Choices\n\n" + table(("choice", "meaning", "made"), choices) + "\n### Antecedents\n\n"

@@ -53,18 +53,42 @@ def breaks(world: World, rule: str) -> bool:
     return any(breach.rule == rule for breach in (*world.disciplines, world.verdict) if breach)
 
 
-def reduce(config: Config, policy_factory: PolicyFactory, choices: Sequence[Event], rule: str) -> Choices:
+def reduce(
+    config: Config,
+    policy_factory: PolicyFactory,
+    choices: Sequence[Event],
+    rule: str,
+    *,
+    spelled_out: bool = False,
+) -> Choices:
     """The shortest run found by deleting, merging and simplifying, that still breaks ``rule``.
 
-    Raises ``ValueError`` if the given run does not break it."""
-    return _Reducer(config, policy_factory, rule).reduce(tuple(choices))
+    ``spelled_out``: every step is a choice of its own; the run does not end in ``quiet``.  Raises
+    ``ValueError`` if the given run does not break the rule."""
+    given = tuple(choices)
+    if spelled_out:
+        given = spell_out(config, policy_factory, given)
+    return _Reducer(config, policy_factory, rule, quiet=not spelled_out).reduce(given)
+
+
+def spell_out(config: Config, policy_factory: PolicyFactory, choices: Choices) -> Choices:
+    """The same run with a final ``quiet`` as the ``drain`` and ``schedule`` choices that it stands for."""
+    if choices[-1:] != (("quiet",),):
+        return choices
+    world, made = replay_made(config, policy_factory, choices[:-1])
+    spelled = list(made)
+    while world.verdict is None and len(spelled) < len(choices) + LONGEST_SPELLING:
+        for choice in (("drain",), ("schedule",)):
+            if world.choose(choice):
+                spelled.append(choice)
+    return tuple(spelled) if world.verdict else choices
 
 
 class _Reducer:
     """One reduction: the rule to keep, and the runs already tried."""
 
-    def __init__(self, config: Config, policy_factory: PolicyFactory, rule: str) -> None:
-        self.config, self.policy, self.rule = config, policy_factory, rule
+    def __init__(self, config: Config, policy_factory: PolicyFactory, rule: str, *, quiet: bool) -> None:
+        self.config, self.policy, self.rule, self.quiet = config, policy_factory, rule, quiet
         self.tried: dict[Choices, Choices | None] = {}
 
     def attempt(self, choices: Choices) -> Choices | None:
@@ -135,7 +159,7 @@ class _Reducer:
 
         A run whose rest is ``quiet`` says that no clever scheduling was needed from there on.
         """
-        for first in range(len(best) - 1):
+        for first in range(len(best) - 1 if self.quiet else 0):
             got = self.attempt((*best[:first], ("quiet",)))
             if got is not None:
                 return got
@@ -201,6 +225,7 @@ class _Reducer:
 
 RANK_FIELD = {"run": 1, "report": 3, "fail": 3}  # kind -> where its rank stands
 PAIRS_UP_TO = 24  # choices: at most 276 replays
+LONGEST_SPELLING = 400  # choices
 LONGEST_MERGE = 12  # choices
 
 

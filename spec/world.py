@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from spec.arith import align
 from spec.book import Book, Key, Status
 from spec.chains import EMPTY, GARBAGE, TORN, Chains
 from spec.config import Config, Kind
@@ -851,7 +852,7 @@ class World:
         for index, row in enumerate(op.rows):
             start = run.starts[row.uid]
             table = table_row(rank, op.index[index], g)
-            first = max((start + row.tokens - 1) // block, 0)
+            first = align.aligned_first_column(start + row.tokens, block)
             if start:
                 offset = memory.accepted[row.slot] - 1
                 self.judge(
@@ -882,13 +883,13 @@ class World:
         for index, row in enumerate(op.rows):
             start, line = run.starts[row.uid], run.lines[row.uid]
             table = table_row(rank, op.index[index], g)
-            first = max((start + row.tokens - 1) // block, 0)
+            first = align.aligned_first_column(start + row.tokens, block)
             states = (
                 tuple(line[start + 1 : start + row.tokens + 1]) if row.decode else (line[start + row.tokens],)
             )
             memory.put(column(table, first), g, CONV, states)
             for i, state in enumerate(states):
-                page = column(table, first + i)
+                page = column(table, align.scratch_column(first, i))
                 memory.put(page, g, TEMPORAL, state)
                 self.wrote(rank, page, g, "state")
         for operand in op.index[

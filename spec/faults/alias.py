@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from spec.arith import align
 from spec.config import Config, Group
-from spec.faults.fault import DECISION, HARMLESS, Fault
+from spec.faults.fault import DECISION, HARMLESS, LIVENESS, Fault
 from spec.reference.decisions import V2_ORDER
 
 ONE_CAT = "https://github.com/1CatAI/1Cat-vLLM/pull/249"
@@ -44,6 +45,16 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/pull/54076",),
         {"split_divisor": smallest_block}, bites=("hybrid-odd",), harmless=("hybrid-even",),
         why_harmless="all groups have one block size", cases=("vllm-54076",),
+    ),
+    Fault(
+        "reserve-undoes-the-split", "align_divisor", LIVENESS,
+        "The drafter's lookahead is reserved after the split: the chunk ends inside a block, from where the split stops at "
+        "the boundary and the reserve takes all of it away again, for ever.",
+        "no release: Scheduler._reserve_prefill_lookahead after _mamba_block_aligned_split",
+        ("v1/core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead",),
+        {"reserve": lambda known, computed, q, block, lookahead: align.lookahead_reserve(known, computed, q, lookahead)},
+        bites=("starved-split",), harmless=("hybrid-pp1",), why_harmless="one MTP module reads one token ahead",
+        theorem="aligned split",
     ),
     Fault(
         "positional-store-of-states", "mtp_alias", DECISION,

@@ -25,6 +25,7 @@ from spec.world import Breach, World
 
 TRACES = Path(__file__).parent / "traces"
 Choices = tuple[Event, ...]
+NEVER_ENDS = ("everything_drains", "nothing_left_when_idle")  # found at the end of a quiet phase
 LONGEST_TRACE = 20  # choices
 LONGEST_SEARCH_SECONDS = 10.0
 
@@ -66,8 +67,6 @@ def find(config: Config, policy: PolicyFactory, *, runs: int, choices: int, seed
         verdict = run.world.verdict
         if verdict:
             made = tuple(run.choices)
-            if run.world.choices > len(made):
-                made = (*made, ("quiet",))
             return Found(verdict, made, number + 1, time.perf_counter() - began)
     return None
 
@@ -213,7 +212,19 @@ def hunt_in(
             f"not found in {config.name} within {runs} runs (of {seeds} seeds: {len(hits)})"
         )
         return
-    short = min((reduce(config, fault.policy, one.choices, one.breach.rule) for one in hits[:3]), key=len)
+    short = min(
+        (
+            reduce(
+                config,
+                fault.policy,
+                one.choices,
+                one.breach.rule,
+                spelled_out=one.breach.rule not in NEVER_ENDS,
+            )
+            for one in hits[:3]
+        ),
+        key=len,
+    )
     world = replay(config, fault.policy, short)
     assert world.verdict is not None
     rule = world.verdict.rule

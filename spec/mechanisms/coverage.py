@@ -42,10 +42,19 @@ def demand_was_looked_up(world: World, event: Event) -> None:
 
 
 def hit_leaves_a_token(world: World, event: Event) -> None:
-    """Judged at every hit."""
+    """Judged at every hit, and when the request starts: a load may bring all tokens, of which the last is
+    computed again (vLLM 0.33.0, ``Scheduler._update_waiting_for_remote_kv``)."""
+    if event[0] == "start":
+        _, uid, computed = event
+        known = world.book.requests[uid].known
+        world.judge(
+            "hit_below_known", computed > 0, computed < known,
+            lambda: f"{uid} starts at {computed} of {known} tokens",
+        )  # fmt: skip
+        return
     _, uid, local, total = event
     known = world.book.requests[uid].known
-    good = 0 <= local <= total < known
+    good = 0 <= local <= total <= known and local < known
     world.judge(
         "hit_below_known", total > 0, good, lambda: f"{uid}: hit {local} then {total} of {known} tokens"
     )
@@ -163,9 +172,10 @@ RULES = (
     ),
     Rule(
         "hit_below_known", "discipline", "hit_lookup",
-        "A hit leaves at least one token to compute.",
-        "a request is admitted with a hit", "v1/core/kv_cache_manager.py::KVCacheManager.get_computed_blocks",
-        on=("hit",), judges=hit_leaves_a_token,
+        "A request starts with at least one token to compute, whatever was hit or loaded.",
+        "a request is admitted, or starts, with a hit",
+        "v1/core/kv_cache_manager.py::KVCacheManager.get_computed_blocks",
+        on=("hit", "start"), judges=hit_leaves_a_token,
     ),
     Rule(
         "read_columns_present", "discipline", "coverage",

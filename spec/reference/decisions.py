@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spec.arith import coverage
+from spec.arith import align, coverage
 from spec.book import Request
 from spec.config import Config, Group
 from spec.ops import Deref, TableRow
@@ -164,6 +164,14 @@ def boundary_block(table_block: int, mirror_block: int) -> int:
     """Which block a store of a recurrent column reads: the core's, exactly; a mirror that only appends names
     a stale one (https://github.com/1CatAI/1Cat-vLLM/pull/249)."""
     return table_block
+
+
+def reserve(known: int, computed: int, scheduled: int, block: int, lookahead: int) -> int:
+    """Tokens of a prefill chunk that leave a multi-module drafter nothing, or all it reads past the chunk.
+
+    The plain reserve, applied after the split, can undo it for ever (``Scheduler._reserve_prefill_lookahead``); this one
+    moves the end to a boundary, or not at all."""
+    return align.aligned_reserve(known, computed, scheduled, block, lookahead)
 
 
 def publishes_unrun_boundary() -> bool:
@@ -415,6 +423,7 @@ class Decisions:
     split_divisor: Callable[[Config, int], int] = split_divisor
     same_step_hit: Callable[[bool], bool] = same_step_hit
     boundary_block: Callable[[int, int], int] = boundary_block
+    reserve: Callable[[int, int, int, int, int], int] = reserve
     publishes_unrun_boundary: Callable[[], bool] = publishes_unrun_boundary
     mamba_drops: Callable[[], int] = mamba_drops
     positional_group: Callable[[Group], bool] = positional_group

@@ -29,11 +29,19 @@ def chunk(ref: Reference, group: Group) -> int:
 
 def demanded(ref: Reference, g: int, local: int, total: int) -> range:
     """Chunks that the load of an external hit will name."""
-    group = ref.config.groups[g]
-    cols = fresh_columns(ref, g, local, total)
-    if not cols:
+    group, per = ref.config.groups[g], ref.config.blocks_per_chunk
+    if not fresh_columns(ref, g, local, total):
         return range(0)
-    first = align.chunk_of_column(cols[0], ref.config.blocks_per_chunk)
+    block = group.block_tokens
+    if group.kind is Kind.FULL:
+        first = coverage.demand_first_chunk_full(local, block, per)
+    elif group.kind is Kind.WINDOW:
+        window, extra = group.window_tokens, group.extra_tokens
+        first = coverage.demand_first_chunk_window(total, local, window, extra, block, per)
+    elif group.kind is Kind.CHUNKED:
+        first = coverage.demand_first_chunk_chunked(total, local, group.window_tokens, block, per)
+    else:
+        first = coverage.demand_first_chunk_mamba(total, block, per)
     return range(first, coverage.demand_end_chunk(total, chunk(ref, group)))
 
 
@@ -127,11 +135,11 @@ def start_load(ref: Reference, request: Request, local: int, total: int) -> None
                     f"load of {request.uid} admitted at {total} tokens names chunk {index} of group "
                     f"{group.name} (tokens up to {end}), which is {held} in the host tier"
                 )
-            first = index * config.blocks_per_chunk
-            subs = tuple(
-                request.cols[g][first + i] if first + i in cols else 0 for i in range(config.blocks_per_chunk)
-            )
-            chunks.append((key, entry.place, subs))
+            subs = [0] * config.blocks_per_chunk
+            for col in cols:
+                if align.chunk_of_column(col, config.blocks_per_chunk) == index:
+                    subs[align.subslot(col, config.blocks_per_chunk)] = request.cols[g][col]
+            chunks.append((key, entry.place, tuple(subs)))
             ref.loading[key] = None
             ref.recent(key)
     create(ref, request, "load", tuple(chunks))

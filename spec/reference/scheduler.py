@@ -325,7 +325,8 @@ class Reference:
         )
         prefill_end = max(request.prompt, request.known - 1)
         tail = self.tail_position(request) if self.partial_hits else 0
-        return align.aligned_split(c, q, prefill_end, block, self.config.step_tokens, last, tail, 0, False)
+        cut = align.aligned_split(c, q, prefill_end, block, self.config.step_tokens, last, tail, 0, False)
+        return self.decide.reserve(request.known, c, cut, block, self.config.prefill_lookahead_tokens)
 
     def tail_position(self, request: Request) -> int:
         """The last hash boundary of the known tokens: a later request with this prompt can go on from

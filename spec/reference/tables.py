@@ -218,7 +218,8 @@ def publish_states(ref: Reference, request: Request, upto: int, *, now: bool) ->
             col = plan.published[g]
             n = (col + 1) * ref.mamba_block
             key = key_of(ref, request, g, n)
-            if key is None:
+            lookahead = ref.config.hash_lookahead_tokens
+            if key is None or not align.boundary_registrable(n, upto, 0, request.known, lookahead):
                 break
             plan.published[g] += 1
             held = request.cols[g][col] if col < len(request.cols[g]) else 0
