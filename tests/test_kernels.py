@@ -377,9 +377,18 @@ def test_jitted_formula_equals_python_over_a_box(name: str) -> None:
         assert out[: len(points)].tolist() == expected, block
 
 
+@triton.jit
+def plain_floordiv(x, divisor):
+    return x // divisor
+
+
 def test_truncating_division_fails_the_box() -> None:
-    """In a kernel `//` rounds towards zero, so a fresh request's marker would be lost."""
-    assert int(-1 / 4) == 0 != division.floordiv(-1, 4) == formulas.seed_column(0, 4)
+    """In a kernel `//` rounds towards zero, so that a fresh request's marker would be lost."""
+    x = torch.arange(-8, 8, dtype=torch.int32, device=DEVICE)
+    out = torch.full((16,), -99, dtype=torch.int32, device=DEVICE)
+    box_kernel[(1,)](x, x, out, plain_floordiv, 4, False, 16)
+    wrong = [a for a, b in zip(x.tolist(), out.tolist(), strict=True) if b != division.floordiv(a, 4)]
+    assert wrong == [-7, -6, -5, -3, -2, -1]
 
 
 def test_a_twin_compiles_the_very_function() -> None:
