@@ -361,7 +361,7 @@ def refuted() -> str:
     if run:
         one, _, choices = run
     else:
-        outcome = hunt(fault, hypothesis=False)
+        outcome = hunt(fault, states=100, hypothesis=False)  # the reducer's run: no long search
         one, choices = config.named(outcome.config), outcome.choices
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -404,9 +404,10 @@ def walked(report: Report, heading: str, verdict: str) -> str:
     ]
     return (
         f"`{heading}`\n\n"
-        f"On {machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs, {report.choices:,} choices, {report.events:,} events in "
-        f"{spent:.0f} s of processor time on one core: {report.choices / spent:,.0f} choices and "
-        f"{report.events / spent:,.0f} events a second. Verdict: {verdict} (sampled).\n\n"
+        f"On {machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs, {report.choices:,} choices, "
+        f"{report.events:,} events in {spent:.0f} s of processor time on one core: "
+        f"{report.choices / spent:,.0f} choices and {report.events / spent:,.0f} events a second. "
+        f"Verdict: {verdict} (sampled).\n\n"
         "### Choices\n\n" + table(("choice", "meaning", "made"), choices) + "\n### Antecedents\n\n"
         "Rules on states count evaluations; of all others every event at which they are silent counts as one "
         "where the antecedent was false.\n\n"
