@@ -79,6 +79,7 @@ class Client:
     aborted: bool = False
     last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
     preempted_at: int = 0  # tokens computed when it was last preempted
+    began_at: int = -1  # tokens that it found in place when it first started
 
 
 @dataclass(slots=True)
@@ -637,6 +638,8 @@ class World:
         elif kind == "start":
             client = self.clients[decision[1]]
             client.computed = decision[2]
+            if client.began_at < 0:
+                client.began_at = decision[2]
             self.witness("resumed_on_shorter_hit", 0 < decision[2] < client.preempted_at)
             client.preempted_at = 0
         elif kind == "finish":

@@ -186,6 +186,12 @@ def hunt_one(name: str, runs: int, choices: int, seed: int, seeds: int, states: 
     return hunt(CATALOGUE[name], runs=runs, choices=choices, seed=seed, seeds=seeds, states=states)
 
 
+def keep(outcome: Hunt, args: argparse.Namespace) -> None:
+    """Store a run as soon as it is there: a stopped hunt loses nothing."""
+    if args.store and outcome.choices and not outcome.wrong:
+        store(outcome)
+
+
 def hunt_many(names: list[str], args: argparse.Namespace) -> int:
     """Hunt catalogue entries and judge their expectations."""
     work = partial(
@@ -199,18 +205,16 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
             with multiprocessing.Pool(args.jobs) as pool:
                 for outcome in pool.imap_unordered(work, names):
                     outcomes.append(outcome)
+                    keep(outcome, args)
                     report(CATALOGUE[outcome.fault], outcome, trace=False)
         else:
             for name in names:
                 outcomes.append(work(name))
+                keep(outcomes[-1], args)
                 report(CATALOGUE[name], outcomes[-1], trace=len(names) == 1)
     except KeyboardInterrupt:
         stopped = True
         print("stopped before all were hunted")
-    if args.store:
-        for outcome in outcomes:
-            if outcome.choices and not outcome.wrong:
-                store(outcome)
     wrong = [one.fault for one in outcomes if one.wrong]
     missed = [one.fault for one in outcomes if one.missed and not one.wrong]
     refuted = sum(1 for one in outcomes if one.choices or one.rule)

@@ -15,6 +15,11 @@ def smallest_block(config: Config, block: int) -> int:
     return min(group.block_tokens for group in config.groups)
 
 
+def plain_reserve(known: int, computed: int, scheduled: int, block: int, lookahead: int) -> int:
+    """The reserve of the releases, which knows nothing of blocks."""
+    return align.lookahead_reserve(known, computed, scheduled, lookahead)
+
+
 def every_group(group: Group) -> bool:
     """Recurrent groups too."""
     return True
@@ -48,11 +53,11 @@ FAULTS = (
     ),
     Fault(
         "reserve-undoes-the-split", "align_divisor", LIVENESS,
-        "The drafter's lookahead is reserved after the split: the chunk ends inside a block, from where the split stops at "
-        "the boundary and the reserve takes all of it away again, for ever.",
+        "The drafter's lookahead is reserved after the split: the chunk ends inside a block, from where the split "
+        "stops at the boundary and the reserve takes all of it away again, for ever.",
         "no release: Scheduler._reserve_prefill_lookahead after _mamba_block_aligned_split",
         ("v1/core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead",),
-        {"reserve": lambda known, computed, q, block, lookahead: align.lookahead_reserve(known, computed, q, lookahead)},
+        {"reserve": plain_reserve},
         bites=("starved-split",), harmless=("hybrid-pp1",), why_harmless="one MTP module reads one token ahead",
         theorem="aligned split",
     ),
@@ -96,6 +101,11 @@ FAULTS = (
         {"mamba_drops": lambda: 0}, base={"mamba_drops": lambda: 1},
         harmless=("tail-drop", "tail-drop-states"),
         why_harmless="a published boundary holds exactly its verified tokens",
+        exhausted=(
+            "tail-drop-tiny", 9,
+            ("arrive r1 prompt=3 outputs=4", "arrive r2 family=r1 prompt=1 outputs=2", "accept r1 drafts=0",
+             "schedule", "work", "drain", "abort r1"),
+        ),
         cases=("vllm-48375",),
     ),
     Fault(

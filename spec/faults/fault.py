@@ -43,6 +43,9 @@ class Fault:
     bites: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
     why_harmless: str = ""
+    exhausted: tuple[str, int, tuple[str, ...]] | None = (
+        None  # configuration, choices, alphabet: all runs hold
+    )
     cases: tuple[str, ...] = ()  # public case names
     theorem: str = ""  # for a formula: the theorem whose witness refutes it
     formula: str = ""  # part of the name under which that theorem lists the formula

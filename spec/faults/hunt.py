@@ -181,6 +181,14 @@ def hunt(
         return refused(fault, outcome)
     if fault.kind == "formula":
         return by_theorem(fault, outcome)
+    if fault.exhausted:
+        config_name, depth, lines = fault.exhausted
+        said, breach = exhaust(
+            configs.named(config_name), fault.policy, tuple(map(script.parse, lines)), depth=depth
+        )
+        outcome.text = f"{fault.why_harmless}; holds in {said}"
+        if breach:
+            outcome.wrong.append(f"{said}: {breach.rule}: {breach.text}")
     for name in fault.bites:
         hunt_in(fault, configs.named(name), outcome, runs=runs, choices=choices, seed=seed, seeds=seeds)
         if not outcome.choices:
@@ -221,7 +229,7 @@ def hunt_in(
                 one.breach.rule,
                 spelled_out=one.breach.rule not in NEVER_ENDS,
             )
-            for one in hits[:3]
+            for one in hits[:2]
         ),
         key=len,
     )
@@ -296,6 +304,35 @@ def by_theorem(fault: Fault, outcome: Hunt) -> Hunt:
         witness = refuted[0].smallest or refuted[0].solver or {}
         outcome.text = f"{refuted[0].refutation.formula}; smallest witness {witness}"
     return outcome
+
+
+def exhaust(
+    config: Config, policy: PolicyFactory, alphabet: Choices, *, depth: int
+) -> tuple[str, Breach | None]:
+    """Try every run of up to ``depth`` choices over an alphabet, each followed by a quiet phase at the end.
+
+    States that were visited are not visited again; what is said names the bounds and the number of states."""
+    seen: set[int] = set()
+    level: list[Choices] = [()]
+    for _ in range(depth):
+        following: list[Choices] = []
+        for prefix in level:
+            for choice in alphabet:
+                world = replay(config, policy, prefix)
+                if not world.choose(choice):
+                    continue
+                mark = hash(world.fingerprint())
+                if world.verdict:
+                    return f"broken after {len(prefix) + 1} choices", world.verdict
+                if mark not in seen:
+                    seen.add(mark)
+                    following.append((*prefix, choice))
+        level = following
+    for prefix in level:
+        world = replay(config, policy, prefix)
+        if not world.quiet():
+            return f"broken after {len(prefix)} choices and a quiet phase", world.verdict
+    return f"all {len(seen)} states within {depth} choices out of {len(alphabet)} in {config.name}", None
 
 
 # -- lassos --------------------------------------------------------------------------------------------------

@@ -87,7 +87,10 @@ def window_columns_present(world: World, event: Event) -> None:
 
 
 def resend_is_hit(world: World, event: Event) -> None:
-    """Judged at every admission: what an identical, complete request left behind is found again."""
+    """Judged at every admission: what an identical, complete request left behind is found again.
+
+    For the host tier only if that request computed everything itself: one that hit locally holds no more of a
+    window than the hit reads, without what a drafter re-reads, and can store no more."""
     _, uid, _, total = event
     config, client = world.config, world.clients[uid]
     first = world.kept.get(tuple(client.tokens[: client.prompt]))
@@ -96,6 +99,7 @@ def resend_is_hit(world: World, event: Event) -> None:
         before[0] += 1
         return
     stored = config.offload and not any(t.uid == first for t in world.transfers.values())
+    stored &= world.clients[first].began_at == 0
     want = 0
     for kept, per in ((not world.lost_local, 1), (stored and not world.lost_host, config.blocks_per_chunk)):
         unit = config.scheduler_block_tokens * per
