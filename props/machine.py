@@ -9,6 +9,7 @@ replays it, so Hypothesis' shrinker is left out (see :data:`FINDING`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import ClassVar, TypeVar
 
 from hypothesis import Phase, settings
@@ -28,7 +29,11 @@ FINDING = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate], statefu
 
 NAMES = ("r1", "r2", "r3", "r4")
 FAMILIES = st.sampled_from(["0", "0", "1", "2", "3", "r1", "r2"])
+WAYS = st.sampled_from(["store", "load"])
 PICK = st.integers(0, 59)  # which of the things that can play a role: see ``role``
+
+
+settled = cache(find)  # read once: a run must not change under Hypothesis' feet
 
 
 def role(players: Sequence[T], pick: int) -> T:
@@ -51,7 +56,7 @@ class Engine(RuleBasedStateMachine):
     @initialize(pick=st.integers(0, 719))
     def begin(self, pick: int) -> None:
         """One of the machine's configurations."""
-        self.config = find(self.configs[pick % len(self.configs)])
+        self.config = settled(self.configs[pick % len(self.configs)])
         self.world = World(self.config, resolve(self.policy))
 
     # -- choices -------------------------------------------------------------------------------------------
@@ -78,9 +83,10 @@ class Engine(RuleBasedStateMachine):
         """Clients whose request is not over."""
         return [name for name in NAMES if self.world is not None and self.world.live(name)]
 
-    def in_transfer(self) -> list[str]:
-        """Live clients of which a transfer is in flight."""
-        flying = {t.uid[0] for t in self.world.transfers.values()} if self.world else set()
+    def in_transfer(self, *ways: str) -> list[str]:
+        """Live clients of which a transfer (of these directions) is in flight."""
+        transfers = self.world.transfers.values() if self.world else ()
+        flying = {t.uid[0] for t in transfers if not ways or t.way in ways}
         return [name for name in self.live() if name in flying]
 
     def ready(self) -> list[tuple[int, str]]:
@@ -93,14 +99,20 @@ class Engine(RuleBasedStateMachine):
             if world is not None and world.head_blocked(rank.index, stream) is None
         ]
 
-    def ended(self) -> list[tuple[str, str, int]]:
-        """Transfers that have ended on a rank and were not reported: client, direction, rank."""
+    def transferring(self) -> list[tuple[int, str]]:
+        """Streams of transfers whose head can run."""
+        return [(rank, stream) for rank, stream in self.ready() if stream in ("store", "load")]
+
+    def ended(self, *ways: str) -> list[tuple[str, str, int]]:
+        """Transfers (of these directions) that have ended on a rank and were not reported: client, direction,
+        rank."""
         world = self.world
         return [
             (transfer.uid[0], transfer.way, rank.index)
             for transfer in (world.transfers.values() if world else ())
             for rank in (world.ranks if world else ())
             if transfer.job in rank.ended and rank.index not in transfer.reported
+            if not ways or transfer.way in ways
         ]
 
     @rule(name=st.sampled_from(NAMES), family=FAMILIES, prompt=st.integers(1, 40), outputs=st.integers(1, 8))
@@ -125,10 +137,10 @@ class Engine(RuleBasedStateMachine):
             self.choose("abort", role(self.live(), pick))
 
     @precondition(lambda self: self.in_transfer())
-    @rule(pick=PICK)
-    def abort_in_transfer(self, pick: int) -> None:
+    @rule(pick=PICK, way=WAYS)
+    def abort_in_transfer(self, pick: int, way: str) -> None:
         """A client goes away while a transfer of its request is in flight."""
-        self.choose("abort", role(self.in_transfer(), pick))
+        self.choose("abort", role(self.in_transfer(way) or self.in_transfer(), pick))
 
     @rule(scope=st.sampled_from(["local", "all"]), rarely=st.integers(0, 7))
     def reset(self, scope: str, rarely: int) -> None:
@@ -170,17 +182,23 @@ class Engine(RuleBasedStateMachine):
         for rank in range(len(self.world.ranks)):
             self.choose("run", rank, "main", 0)
 
-    @precondition(lambda self: self.ended())
-    @rule(pick=PICK)
-    def report(self, pick: int) -> None:
-        """A rank reports a transfer that has ended there."""
-        self.choose("report", *role(self.ended(), pick))
+    @precondition(lambda self: self.transferring())
+    @rule(pick=PICK, ops=st.integers(0, 2))
+    def run_transfer(self, pick: int, ops: int) -> None:
+        """A stream of transfers that can advance does, ahead of whatever the main streams have to do."""
+        self.choose("run", *role(self.transferring(), pick), ops)
 
     @precondition(lambda self: self.ended())
-    @rule(pick=PICK)
-    def fail(self, pick: int) -> None:
-        """A rank reports a transfer as failed."""
-        self.choose("fail", *role(self.ended(), pick))
+    @rule(pick=PICK, way=WAYS)
+    def report(self, pick: int, way: str) -> None:
+        """A rank reports a transfer that has ended there, of one direction if there is any."""
+        self.choose("report", *role(self.ended(way) or self.ended(), pick))
+
+    @precondition(lambda self: self.ended())
+    @rule(pick=PICK, way=WAYS)
+    def fail(self, pick: int, way: str) -> None:
+        """A rank reports such a transfer as failed."""
+        self.choose("fail", *role(self.ended(way) or self.ended(), pick))
 
     @rule(rounds=st.integers(1, 4))
     def drain(self, rounds: int) -> None:
