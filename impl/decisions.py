@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spec.arith import coverage
+from spec.arith import align, coverage
 from spec.config import Config, Group, Kind
 from spec.ops import Deref, TableRow
 
@@ -92,6 +92,10 @@ def _clipped(group: Group, columns: int, computed: int) -> int:
     return min(columns, coverage.blocks_of(computed, group.block_tokens))
 
 
+def _reserve(known: int, computed: int, scheduled: int, block: int, lookahead: int) -> int:
+    return align.aligned_reserve(known, computed, scheduled, block, lookahead)
+
+
 def _previous_row(then: int | None, same_life: bool) -> int:
     return then if then is not None and same_life else -1
 
@@ -116,6 +120,8 @@ class Decisions:
     # -- recurrent state
     seed_divisor: Callable[[Config, int], int] = lambda config, block: block
     split_divisor: Callable[[Config, int], int] = lambda config, block: block
+    # tokens of a chunk that leave a drafter of several modules nothing, or all it reads past the chunk
+    reserve: Callable[[int, int, int, int, int], int] = _reserve
     same_step_hit: Callable[[bool], bool] = lambda cached_now: not cached_now
     boundary_block: Callable[[int, int], int] = lambda table, mirror: table
     publishes_unrun_boundary: Callable[[], bool] = _no
@@ -153,6 +159,7 @@ class Decisions:
     readmit_waits: Callable[[int], bool] = lambda jobs: jobs > 0
     flushes_preempted: Callable[[str], bool] = lambda way: way == "store"
     abort_waits_for_load: Callable[[], bool] = _yes
+    loaded_give_way: Callable[[], bool] = _yes  # requests that loaded and wait free blocks for others
     failure_waits: Callable[[int], bool] = lambda waiting: waiting > 0
     uses_failed_load: Callable[[], bool] = _no
     raises_on_failure: Callable[[], bool] = _no

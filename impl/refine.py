@@ -373,7 +373,7 @@ class Reducer(reduce._Reducer):
     """The model's reducer, on worlds with real memory."""
 
     def __init__(self, config: Config, build: Build, rule: str) -> None:
-        super().__init__(config, lambda *_: None, rule)  # type: ignore[arg-type, return-value]
+        super().__init__(config, lambda *_: None, rule, quiet=True)  # type: ignore[arg-type, return-value]
         self.build = build
 
     def _attempt(self, choices: reduce.Choices) -> reduce.Choices | None:

@@ -255,6 +255,8 @@ class OffloadScheduler:
         for boundary in self.cache.boundaries:
             request, manager = boundary.request, self.cache.groups[boundary.group]
             key = boundary.block.key
+            if request.over:
+                continue  # nobody is left to answer for the transfer
             if key is None or key[:2] != (boundary.group, boundary.tokens):
                 continue  # reused before it could be stored
             if boundary.tokens % self.size(manager):

@@ -74,6 +74,11 @@ class Request:
         """Whether it holds any block."""
         return bool(self.retained) or any(block for table in self.tables for block in table)
 
+    @property
+    def over(self) -> bool:
+        """Whether it is done, holds nothing and flies in no step."""
+        return self.status is Status.DONE and not self.flying and not self.holds
+
     def block(self, group: int, col: int) -> Block | None:
         """The block of a column; None for a null or a missing one."""
         table = self.tables[group]

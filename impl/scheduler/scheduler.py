@@ -132,7 +132,7 @@ class Scheduler:
             if idle and request.holds and not request.flying:
                 if not (request.status is Status.DONE and loads):
                     self.cache.release_all(request, self.step)
-            if request.status is Status.DONE and not (request.flying or request.holds or request.jobs):
+            if request.over and not request.jobs:
                 del self.requests[request.uid]
 
     # -- transfers -----------------------------------------------------------------------------------------
@@ -224,7 +224,8 @@ class Scheduler:
         last = align.checkpoint_position(request.known, block, drops, config.hash_lookahead_tokens)
         prefill_end = max(request.prompt, request.known - 1)
         tail = self.cache.tail_position(request) if self.cache.partial else 0
-        return align.aligned_split(c, q, prefill_end, block, config.step_tokens, last, tail, 0, False)
+        cut = align.aligned_split(c, q, prefill_end, block, config.step_tokens, last, tail, 0, False)
+        return self.decide.reserve(request.known, c, cut, block, config.prefill_lookahead_tokens)
 
     def run_row(
         self, message: SchedulerOutput, request: Request, c: int, q: int, drafts: int, *, decode: bool
@@ -281,6 +282,8 @@ class Scheduler:
         """Requests whose load has landed hold blocks while they wait, and may keep everybody from going on: the
         last of them gives its blocks up.  Whether there was one beside ``request``."""
         landed = [other for other in self.waiting if other is not request and other.landed]
+        if not self.decide.loaded_give_way():
+            return False
         if landed:
             last = landed[-1]
             last.status, last.computed, last.hit = Status.WAITING, 0, 0
