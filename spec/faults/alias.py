@@ -53,12 +53,13 @@ FAULTS = (
     ),
     Fault(
         "reserve-undoes-the-split", "align_divisor", LIVENESS,
-        "The drafter's lookahead is reserved after the split: the chunk ends inside a block, from where the split "
-        "stops at the boundary and the reserve takes all of it away again, for ever.",
+        "The drafter's lookahead is reserved after the split: the chunk ends inside a block, from where the "
+        "split stops at the boundary and the reserve takes all of it away again, for ever.",
         "no release: Scheduler._reserve_prefill_lookahead after _mamba_block_aligned_split",
         ("v1/core/sched/scheduler.py::Scheduler._reserve_prefill_lookahead",),
         {"reserve": plain_reserve},
-        bites=("starved-split",), harmless=("hybrid-pp1",), why_harmless="one MTP module reads one token ahead",
+        bites=("starved-split",), harmless=("hybrid-pp1",),
+        why_harmless="one MTP module reads one token ahead",
         theorem="aligned split",
     ),
     Fault(

@@ -169,8 +169,8 @@ def boundary_block(table_block: int, mirror_block: int) -> int:
 def reserve(known: int, computed: int, scheduled: int, block: int, lookahead: int) -> int:
     """Tokens of a prefill chunk that leave a multi-module drafter nothing, or all it reads past the chunk.
 
-    The plain reserve, applied after the split, can undo it for ever (``Scheduler._reserve_prefill_lookahead``);
-    this one moves the end to a boundary, or not at all."""
+    The plain reserve, applied after the split, can undo it for ever
+    (``Scheduler._reserve_prefill_lookahead``); this one moves the end to a boundary, or not at all."""
     return align.aligned_reserve(known, computed, scheduled, block, lookahead)
 
 
