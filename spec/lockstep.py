@@ -32,7 +32,7 @@ from typing import Any
 from spec.book import Book
 from spec.chains import Chains
 from spec.config import Config, ConfigError, find, load, shipped
-from spec.contracts import Question, SchedulerView, follow
+from spec.contracts import Question, SchedulerView, copy_book, follow
 from spec.events import SCHEMA, Event
 from spec.ops import Begin, Forward, UserId, Wait
 from spec.policies import PolicyFactory, PolicyNameError, resolve
@@ -188,8 +188,10 @@ class Lockstep:
 
     def would_answer(self, question: Question) -> list[Event]:
         """The reference's answer to the question, without taking it."""
-        shared = {id(self.config): self.config, id(self.reference.book.chains): self.reference.book.chains}
-        fork = deepcopy(self.reference, shared)
+        ref = self.reference
+        shared = (self.config, ref.book.chains, ref.decide, ref.workers)  # no question here changes these
+        memo: dict[int, Any] = {id(one): one for one in shared} | {id(ref.book): copy_book(ref.book)}
+        fork = deepcopy(ref, memo)
         answer: Answer = getattr(fork, question[0])(*question[1:])
         return answer.decisions
 
