@@ -218,7 +218,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "resend_is_hit": ("composed", deciding(publish_limit=lambda config, computed, scheduled, known: 0)),
     "handed_table_serves": ("composed", deciding(clipped_columns=lambda group, columns, computed: 0)),
     "demand_within_lookup": ("composed", editing("look", lambda k, e: [])),
-    "hit_below_known": ("plain", editing("hit", lambda k, e: [(*e[:3], k.requests[e[1]].known)])),
+    "hit_below_known": ("plain", editing("hit", lambda k, e: [(*e[:2], *2 * (k.requests[e[1]].known,))])),
     "read_columns_present": ("composed", deciding(free_basis=lambda request: request.computed)),
     "drafter_reads_exact": (
         "composed-sync",
