@@ -42,6 +42,7 @@ class Child:
         :func:`impl.upstream.env.with_kernels`.
         """
         self.release = use.tree.release
+        self.tree = use.tree.directory
         self.timeout_s = timeout_s
         self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(

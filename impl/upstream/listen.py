@@ -93,17 +93,17 @@ class Listener:
                 lines += [["alloc", request, group, col, copy], ["copy", block, copy, group]]
                 self.outside.setdefault(block, []).append((request, group))
                 self.extra[copy] = self.extra.get(copy, 0) + 1
-                fresh.discard(copy)
+                call.moved.add(copy)
             else:
                 self.popped.setdefault(block, []).append((request, group, col))
         for block in call.freed:
             if drops.get(block):
                 lines.append(["drop", request, group, drops[block].pop(0), block])
-        held = set(before)
+        held = set(before) | call.moved
         for col, block in enumerate(after):
             if not block or (col < len(before) and before[col] == block):
                 continue
-            if block in fresh:
+            if block in fresh - call.moved:
                 lines.append(["alloc", request, group, col, block])
             elif block not in held:
                 lines.append(["adopt", request, group, col, block])

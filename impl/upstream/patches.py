@@ -110,6 +110,52 @@ def lookup_within_hashes() -> Undo:
     return _replace(KVCacheManager, "get_computed_blocks", made)
 
 
+def split_by_state_block() -> Undo:
+    """Prefill chunks are cut by the state group's own block, not by the smallest block of all groups
+    (https://github.com/vllm-project/vllm/pull/54076, open).
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def made(original: Any) -> Any:
+        def split(self: Any, *args: Any, **kwargs: Any) -> int:
+            kept, own = self.cache_config.block_size, self.cache_config.mamba_block_size
+            self.cache_config.block_size = own or kept
+            try:
+                tokens: int = original(self, *args, **kwargs)
+                return tokens
+            finally:
+                self.cache_config.block_size = kept
+
+        return split
+
+    return _replace(Scheduler, "_mamba_block_aligned_split", made)
+
+
+def publish_computed_boundaries() -> Undo:
+    """A decode step publishes and offers no state boundary that it computes itself: post-processing has yet to
+    put the state there, on an earlier stage ``pp`` steps later.
+    """
+    from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+
+    def made(original: Any) -> Any:
+        def cache_blocks(self: Any, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            if request.num_computed_tokens >= max(request.num_prompt_tokens, request.num_tokens - 1):
+                num_tokens = min(num_tokens, request.num_computed_tokens)
+            return original(self, request, num_tokens, *args, **kwargs)
+
+        return cache_blocks
+
+    return _replace(MambaManager, "cache_blocks", made)
+
+
 MUTANTS = {made.__name__: made for made in (early_window_free, lost_touch, key_one_token_early)}
-REPAIRS = {made.__name__: made for made in (reserve_keeps_progress, lookup_within_hashes)}
+REPAIRS = {
+    made.__name__: made
+    for made in (
+        reserve_keeps_progress,
+        lookup_within_hashes,
+        split_by_state_block,
+        publish_computed_boundaries,
+    )
+}
 KNOWN: dict[str, Callable[[], Undo]] = MUTANTS | REPAIRS

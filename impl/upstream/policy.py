@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from impl.upstream import patches, workers
 from impl.upstream.child import Child
 from impl.upstream.workers import V2, Message, Row, Worker
 from spec.book import Key
 from spec.chains import EMPTY, Chains
-from spec.config import Config
+from spec.config import Config, ConfigError
 from spec.events import Event
 from spec.ops import UserId
 from spec.policy import Answer, Arrival, Output, PolicyError, Program
@@ -35,18 +36,21 @@ class AdapterError(Exception):
 class Release:
     """One release in its process, as a maker of policies; policies of one process are used one at a time."""
 
-    def __init__(self, child: Child, patches: tuple[str, ...] = ()) -> None:
+    def __init__(self, child: Child, changes: tuple[str, ...] = ()) -> None:
+        unknown = sorted(set(changes) - set(patches.KNOWN) - set(workers.REPAIRS))
+        if unknown:
+            raise ValueError(f"no mutant or repair is called {unknown[0]!r}")
         self.child = child
-        self.patches = patches
+        self.changes = changes
         self.steps = 0  # scheduler steps asked so far
 
     def __call__(self, config: Config, chains: Chains) -> Upstream:
         """A fresh scheduler as a policy."""
         return Upstream(self, config, chains)
 
-    def patched(self, *patches: str) -> Release:
+    def changed(self, *changes: str) -> Release:
         """The same process with mutants or repairs put in."""
-        return Release(self.child, patches)
+        return Release(self.child, (*self.changes, *changes))
 
 
 class Upstream:
@@ -54,8 +58,14 @@ class Upstream:
 
     def __init__(self, release: Release, config: Config, chains: Chains) -> None:
         self.release, self.config, self.chains = release, config, chains
-        opened = release.child.new(config, release.patches, narrate=True)
+        inside = [name for name in release.changes if name in patches.KNOWN]
+        opened = release.child.new(config, inside, narrate=True)
         self.geometry: Plain = opened["geometry"]
+        if self.geometry["partial_hits"] and config.offload:
+            raise ConfigError(
+                f"hash_block_tokens = {config.hash_block_tokens} makes hits that end inside a block; with "
+                f"offload enabled = true the world has no host chunks for them"
+            )
         self.uids: dict[str, UserId] = {}
         self.longest: dict[UserId, int] = {}
         self.bases: dict[int, tuple[int, int]] = {0: (0, EMPTY)}  # hash -> tokens covered, their prefix
@@ -67,7 +77,7 @@ class Upstream:
         divisor = self.geometry["split_divisor_tokens"]
         kind = {"v2": V2}[config.runner]
         self.workers: list[Worker] = [
-            kind(release.child.release, config, divisor, rank) for rank in range(config.ranks)
+            kind(release.child.release, config, divisor, rank, release.changes) for rank in range(config.ranks)
         ]
 
     # -- questions -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from impl.upstream import worker_order
-from impl.upstream.worker_order import Does, Facts
+from impl.upstream.worker_order import Does, Facts, Operation
 from spec.arith import align
 from spec.config import Config, Kind
 from spec.ops import (
@@ -49,6 +49,12 @@ from spec.policy import PolicyError, Program
 from spec.world import Rank, World
 
 Table = tuple[tuple[int, ...], ...]  # per group: block ids
+
+#: repairs of a worker's order or habits, by name
+REPAIRS = {
+    "flush_before_overwriting": "queued stores are submitted and waited for before zeroing, copies and pre-copy",
+    "padded_prompts_decode": "a padded prompt of one token leaves one state a token, at position 0 too",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,10 @@ class Lives:
 class Worker:
     """What both runners share: transfers, and the program's frame."""
 
-    def __init__(self, release: str, config: Config, divisor: int, rank: int) -> None:
-        self.release, self.config, self.rank = release, config, rank
+    def __init__(
+        self, release: str, config: Config, divisor: int, rank: int, repairs: tuple[str, ...] = ()
+    ) -> None:
+        self.release, self.config, self.rank, self.repairs = release, config, rank, repairs
         self.facts: Facts = worker_order.facts(release, config.runner)
         self.last_stage = rank // config.tp == config.pp - 1
         self.mamba_block = next((g.block_tokens for g in config.groups if g.kind is Kind.MAMBA), 0)
@@ -137,7 +145,8 @@ class Worker:
         if not self.prefilling(row):
             return True
         known = min(row.computed, self.lives[row.uid].prefill)
-        return self.release != "0.30.0" and row.tokens - row.drafts == 1 and known > 0
+        extends = known > 0 or "padded_prompts_decode" in self.repairs
+        return self.release != "0.30.0" and row.tokens - row.drafts == 1 and extends
 
     def samples(self, row: Row) -> bool:
         """Whether a token is sampled for the row."""
@@ -208,11 +217,21 @@ class Worker:
         return [("main", PostProcess(message.step, late))]
 
 
+def flush_first(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """The same program with submission and flush before whatever overwrites a block."""
+    hooks = tuple(o for o in operations if o.does in (Does.SUBMIT_STORES, Does.FLUSH))
+    rest = tuple(o for o in operations if o not in hooks)
+    at = next(i for i, o in enumerate(rest) if o.does is Does.FINISH)
+    return rest[:at] + hooks + rest[at:]
+
+
 class V2(Worker):
     """The v2 runner (``v1/worker/gpu/model_runner.py``)."""
 
-    def __init__(self, release: str, config: Config, divisor: int, rank: int) -> None:
-        super().__init__(release, config, divisor, rank)
+    def __init__(
+        self, release: str, config: Config, divisor: int, rank: int, repairs: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(release, config, divisor, rank, repairs)
         self.free = list(range(config.slots))
         self.generation = [0] * config.slots
         # What each of the last pp steps still has to post-process: step, and by row (slot, generation, needed).
@@ -233,6 +252,8 @@ class V2(Worker):
             forward=bool(message.rows),
             speculation=config.drafts > 0,
         )
+        if "flush_before_overwriting" in self.repairs:
+            operations = flush_first(operations)
         late: tuple[int, list[tuple[int, int, bool]]] | None = None
         if not self.last_stage:
             late = self.ring.popleft()

@@ -124,7 +124,7 @@ def handed_table_serves(world: World, event: Event) -> None:
     group, client = world.config.groups[g], world.clients[uid]
     request = world.book.requests[uid]
     start, tokens, verified = client.last
-    if request.flying or not verified:
+    if request.flying or not verified or not request.computed:  # nothing computed since it was last admitted
         world.tally["handed_table_serves"][0] += 1
         return
     computed = request.computed

@@ -1,0 +1,299 @@
+"""``python -m impl.upstream check``: drive a release through its cases and give a verdict for each invariant.
+
+*holds* comes with the number of times the antecedent was true, *refuted* with a reduced run, *undetermined*
+names what was not exercised.  Only a broken consequence refutes; a broken discipline is reported beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from impl.upstream import worker_order
+from impl.upstream.cases import Case
+from impl.upstream.drive import Choices, generated, required, walked
+from impl.upstream.policy import Release
+from impl.upstream.releases import package_of
+from spec import render, script
+from spec.config import Config, ConfigError
+from spec.reduce import reduce, replay
+from spec.rules import RULES
+from spec.world import Breach, World
+
+HOLDS, REFUTED, UNDETERMINED = "holds", "refuted", "undetermined"
+EXAMPLES = 8  # Hypothesis' share of a case's runs
+
+
+@dataclass(slots=True)
+class Refutation:
+    """The first run of a case that broke a rule, reduced."""
+
+    rule: str
+    text: str
+    choices: Choices
+    disciplines: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    drawn: str = ""  # the timeline
+
+
+@dataclass(slots=True)
+class CaseResult:
+    """What a case's runs add up to."""
+
+    case: str
+    config: str
+    refused: str = ""  # why the release cannot be given this configuration
+    runs: int = 0
+    choices: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    tally: dict[str, list[int]] = field(default_factory=lambda: {rule.name: [0, 0] for rule in RULES})
+    seen: Counter[str] = field(default_factory=Counter)
+    required: tuple[str, ...] = ()
+    refuted: dict[str, Refutation] = field(default_factory=dict)
+    disciplines: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[str]:
+        """What the configuration permits and did not happen."""
+        return [name for name in self.required if not self.seen[name]]
+
+    @property
+    def verdict(self) -> str:
+        """Refuted, holds, or undetermined: refused, or something permitted did not happen."""
+        if self.refuted:
+            return REFUTED
+        return UNDETERMINED if self.refused or self.missing else HOLDS
+
+    def add(self, config: Config, world: World) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.choices += world.choices
+        for name, (no, yes) in world.tally.items():
+            self.tally[name][0] += no
+            self.tally[name][1] += yes
+        for name, count in required(config).items():
+            self.seen[name] += count(world)
+        for breach in world.disciplines:
+            self.disciplines.setdefault(breach.rule, breach.text)
+
+
+def run_case(
+    case: Case,
+    release: Release,
+    *,
+    runs: int | None = None,
+    choices: int | None = None,
+    seed: int = 0,
+    reducing: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> CaseResult:
+    """All runs of one case.  Each rule that breaks is reduced once."""
+    config = case.load()
+    policy = release.changed(*case.repairs) if case.repairs else release
+    result = CaseResult(case.name, config.name, required=tuple(required(config)))
+    began = time.perf_counter()
+
+    def seen(world: World, made: Choices) -> None:
+        result.add(config, world)
+        verdict = world.verdict
+        if verdict is None or verdict.rule in result.refuted:
+            return
+        result.refuted[verdict.rule] = Refutation(verdict.rule, verdict.text, made, ())
+
+    try:
+        for number in range(runs or case.runs):
+            seen(*walked(config, policy, seed, number, choices or case.choices, case.limits))
+        generated(config, policy, seed, EXAMPLES, (choices or case.choices) // 2, case.limits, seen)
+    except ConfigError as error:
+        result.refused = str(error)
+    result.steps = policy.steps
+    policy.steps = 0
+    result.seconds = time.perf_counter() - began
+    if reducing:
+        for rule, found in list(result.refuted.items()):
+            say(f"  {case.name}: {rule} broken; reducing {len(found.choices)} choices")
+            result.refuted[rule] = reduced(config, policy, found)
+    return result
+
+
+def reduced(config: Config, policy: Release, found: Refutation) -> Refutation:
+    """The same refutation with as few choices as the reducer finds, drawn, with the functions that decided."""
+    short = reduce(config, policy, found.choices, found.rule)
+    world = replay(config, policy, short, record=True)
+    verdict = world.verdict or next(b for b in world.disciplines if b.rule == found.rule)
+    drawn = render.text(config, f"vllm {policy.child.release}", world.events)
+    return Refutation(
+        verdict.rule,
+        verdict.text,
+        short,
+        tuple(breach.rule for breach in world.disciplines),
+        tuple(decided_by(policy, config, world)),
+        drawn,
+    )
+
+
+#: kind of decision -> upstream functions that took it
+DECIDES = {
+    "alloc": ("v1/core/block_pool.py", "BlockPool.get_new_blocks"),
+    "adopt": ("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager.add_local_computed_blocks"),
+    "move": ("v1/core/single_type_kv_cache_manager.py", "MambaManager._relocate_speculative_block"),
+    "drop": ("v1/core/block_pool.py", "BlockPool.free_blocks"),
+    "publish": ("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager.cache_blocks"),
+    "evict": ("v1/core/block_pool.py", "BlockPool._maybe_evict_cached_block"),
+    "copy": ("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager._apply_cow"),
+    "hit": ("v1/core/kv_cache_manager.py", "KVCacheManager.get_computed_blocks"),
+    "row": ("v1/core/sched/scheduler.py", "Scheduler.schedule"),
+    "preempt": ("v1/core/sched/scheduler.py", "Scheduler._preempt_request"),
+    "tokens": ("v1/core/sched/scheduler.py", "Scheduler.update_from_output"),
+    "finish": ("v1/core/sched/scheduler.py", "Scheduler._free_request"),
+    "job": (
+        "distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler.build_connector_meta",
+    ),
+    "look": ("v1/kv_offload/cpu/manager.py", "CPUOffloadingManager.lookup"),
+    "tier": ("v1/kv_offload/cpu/manager.py", "CPUOffloadingManager.prepare_store"),
+    "unfence": (
+        "distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler.update_connector_output",
+    ),
+}
+#: operation of a program -> what fixes its place
+ORDERS = {
+    "Zero": worker_order.Does.ZERO,
+    "Wait": worker_order.Does.FLUSH,
+    "Begin": worker_order.Does.SUBMIT_STORES,
+    "CopyPage": worker_order.Does.COPY_BLOCKS,
+    "PreProcess": worker_order.Does.PRECOPY,
+    "PostProcess": worker_order.Does.POSTPROCESS,
+}
+
+
+def decided_by(policy: Release, config: Config, world: World) -> Iterator[str]:
+    """Upstream functions whose decisions, and operations whose order, are in the run, each with its line."""
+    package = package_of(policy.child.tree)
+    for kind in dict.fromkeys(event[0] for event in world.events):
+        if kind in DECIDES:
+            path, function = DECIDES[kind]
+            try:
+                node = worker_order._function(package, path, function)
+            except worker_order.Drift:
+                continue
+            yield f"{kind}: vllm/{path}::{function}:{getattr(node, 'lineno', 0)}"
+    ran = {event[3] for event in world.events if event[0] == "exec"}
+    operations = [
+        operation
+        for last in (False, True)
+        for operation in worker_order.program(
+            policy.child.release, config.runner, last_rank=last, speculation=config.drafts > 0
+        )
+    ]
+    for name in ran:
+        for operation in operations:
+            if ORDERS.get(name) is operation.does:
+                path, function, call = operation.chain[-1]
+                line = worker_order.locate(package, operation.chain[-1])
+                yield f"{name}: vllm/{path}::{function}:{line} ({call})"
+                break
+
+
+# -- the report ----------------------------------------------------------------------------------------------
+
+
+def rule_verdicts(results: Sequence[CaseResult]) -> dict[str, tuple[str, int]]:
+    """Verdict and antecedent count of each invariant over all cases."""
+    verdicts = {}
+    for rule in RULES:
+        applied = sum(result.tally[rule.name][1] for result in results)
+        broken = any(rule.name in result.refuted for result in results)
+        broken |= rule.kind == "discipline" and any(rule.name in r.disciplines for r in results)
+        verdicts[rule.name] = (REFUTED if broken else HOLDS if applied else UNDETERMINED, applied)
+    return verdicts
+
+
+def report(results: Sequence[CaseResult]) -> Iterator[str]:
+    """The text that a check ends with."""
+    for result in results:
+        for found in result.refuted.values():
+            yield ""
+            yield f"{result.case}: consequence {found.rule} refuted in {len(found.choices)} choices"
+            yield from ("  " + script.line(choice) for choice in found.choices)
+            yield ""
+            yield from found.drawn.splitlines()
+            yield f"both values: {found.text}"
+            yield from ("decided by " + line for line in found.functions)
+    yield ""
+    yield f"{'case':<20}{'verdict':<14}{'runs':>6}{'choices':>9}{'steps':>8}{'steps/s':>9}  seen"
+    for result in results:
+        rate = result.steps / max(result.seconds, 1e-9)
+        seen = ", ".join(f"{name} {result.seen[name]}" for name in result.required)
+        yield (
+            f"{result.case:<20}{result.verdict:<14}{result.runs:>6}{result.choices:>9}{result.steps:>8}"
+            f"{rate:>9.0f}  {result.refused or seen or '-'}"
+        )
+        if result.missing and not result.refuted and not result.refused:
+            yield f"{'':<20}permitted, but did not happen: {', '.join(result.missing)}"
+    yield ""
+    yield f"{'invariant':<34}{'kind':<13}{'verdict':<14}{'applied':>10}"
+    verdicts = rule_verdicts(results)
+    for rule in RULES:
+        verdict, applied = verdicts[rule.name]
+        yield f"{rule.name:<34}{rule.kind:<13}{verdict:<14}{applied:>10}"
+    idle = [name for name, (verdict, _) in verdicts.items() if verdict == UNDETERMINED]
+    if idle:
+        yield f"undetermined, never exercised: {', '.join(idle)}"
+
+
+def overall(results: Sequence[CaseResult]) -> tuple[str, int]:
+    """The verdict of a whole check, and its exit code."""
+    verdicts = {result.verdict for result in results}
+    if REFUTED in verdicts:
+        return REFUTED, 1
+    return (UNDETERMINED, 3) if UNDETERMINED in verdicts else (HOLDS, 0)
+
+
+def as_json(results: Sequence[CaseResult], release: str, seed: int) -> dict[str, Any]:
+    """The machine-readable report."""
+    return {
+        "release": release,
+        "seed": seed,
+        "verdict": overall(results)[0],
+        "invariants": {
+            name: {"verdict": verdict, "applied": applied}
+            for name, (verdict, applied) in rule_verdicts(results).items()
+        },
+        "cases": {result.case: plain(result) for result in results},
+    }
+
+
+def plain(result: CaseResult) -> dict[str, Any]:
+    """One case's result as plain data."""
+    return {
+        "config": result.config,
+        "verdict": result.verdict,
+        "refused": result.refused,
+        "runs": result.runs,
+        "choices": result.choices,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 2),
+        "seen": {name: result.seen[name] for name in result.required},
+        "disciplines": result.disciplines,
+        "refuted": {
+            rule: {
+                "text": found.text,
+                "choices": [script.line(choice) for choice in found.choices],
+                "disciplines": list(found.disciplines),
+                "functions": list(found.functions),
+            }
+            for rule, found in result.refuted.items()
+        },
+    }
+
+
+def breaks_again(config: Config, policy: Release, choices: Sequence[str]) -> Breach | None:
+    """The verdict of a recorded run, replayed."""
+    return replay(config, policy, [script.parse(line) for line in choices]).verdict
+
