@@ -131,9 +131,9 @@ class Device:
         """Run one operation."""
         _, blocks = self.before.pop(id(op), (op, []))
         self.memory.poison(blocks)
-        handler = _HANDLERS.get(type(op))
-        if handler:
-            handler(self, op)
+        name = _HANDLERS.get(type(op))
+        if name:
+            getattr(self, name)(op)
 
     # -- slots and tables ----------------------------------------------------------------------------------
     def set_row(self, op: SetRow) -> None:
@@ -305,20 +305,21 @@ class Device:
             memory.counts["rows"][row] = count
 
 
-_HANDLERS: dict[type[Op], Callable[[Device, Any], None]] = {
-    SetRow: Device.set_row,
-    SetSlot: Device.set_slot,
-    Permute: Device.permute,
-    Gather: Device.gather_rows,
-    Zero: Device.zero,
-    CopyPage: Device.copy_pages,
-    PreProcess: Device.pre_process,
-    PostProcess: Device.post_process,
-    Forward: Device.forward,
-    Draft: Device.draft,
-    Begin: Device.begin,
-    End: Device.end,
-    CopyCounts: Device.copy_counts,
-    HostRows: Device.host_rows,
-    HostCounts: Device.host_counts,
+#: operation -> the device's method for it; what is not here leaves memory alone
+_HANDLERS: dict[type[Op], str] = {
+    SetRow: "set_row",
+    SetSlot: "set_slot",
+    Permute: "permute",
+    Gather: "gather_rows",
+    Zero: "zero",
+    CopyPage: "copy_pages",
+    PreProcess: "pre_process",
+    PostProcess: "post_process",
+    Forward: "forward",
+    Draft: "draft",
+    Begin: "begin",
+    End: "end",
+    CopyCounts: "copy_counts",
+    HostRows: "host_rows",
+    HostCounts: "host_counts",
 }

@@ -69,14 +69,22 @@ def implementation(
 class RealWorld(World):
     """A world whose ranks have real memory beside their ghosts.  Also the feed of every worker."""
 
-    def __init__(self, config: Config, build: Build, *, record: bool = False, judged: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        build: Build,
+        *,
+        record: bool = False,
+        judged: bool = True,
+        off: frozenset[str] = frozenset(),
+    ) -> None:
         self.engine: Engine
 
         def policy(config: Config, chains: Chains) -> Any:
             self.engine = build(config, chains, self)
             return lockstep(lambda *_: self.engine)(config, chains) if judged else self.engine
 
-        super().__init__(config, policy, record=record)
+        super().__init__(config, policy, record=record, off=off)
         self.truth = Truth(config, self.chains)
         self.tally[BYTES] = [0, 0]
         self.bytes_compared = 0
@@ -334,13 +342,16 @@ class Run:
 
 
 def refine_once(
-    config: Config, build: Build, seed: int, number: int, choices: int, *, judged: bool = True
-) -> Run:
-    """One run: a busy phase of ``choices`` choices, then a quiet one.  Determined by its arguments."""
+    config: Config, build: Build, seed: int, number: int, choices: int,
+    *, judged: bool = True, off: frozenset[str] = frozenset(),
+) -> Run:  # fmt: skip
+    """One run: a busy phase of ``choices`` choices, then a quiet one.  Determined by its arguments.
+
+    ``judged``: by contracts and against the reference; ``off``: rules of the model that are not asked."""
     random = Random(f"{seed}/{config.name}/{number}")
     options = draw_options(config, random)
     adversary = Adversary(config, random, options)
-    world = RealWorld(config, build, judged=judged)
+    world = RealWorld(config, build, judged=judged, off=off)
     made: list[Choice] = []
     draws = 0
     while len(made) < choices and world.verdict is None and draws < 40 * choices and not refusals(world):
