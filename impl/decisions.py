@@ -1,10 +1,11 @@
 """The decisions of the implementation that an author may replace: small functions, each one question.
 
-``replace(Decisions(), lookup_first=mine)`` is another implementation; the harness (``impl.refine``) judges it, and
-its tests put the faults of the catalogue in this way.  Names are those of the model's vocabulary.  What is arithmetic
-calls the shared formulas of ``spec.arith``.
+``replace(Decisions(), lookup_first=mine)`` is another implementation; the harness (``impl.refine``) judges
+it, and its tests put the faults of the catalogue in this way.  Names are those of the model's vocabulary.
+What is arithmetic calls the shared formulas of ``spec.arith``.
 
-``request`` stands for anything with ``computed``, ``processed`` and ``flying``; ``group`` for ``spec.config.Group``.
+``request`` stands for anything with ``computed``, ``processed`` and ``flying``; ``group`` for
+``spec.config.Group``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """A worker's device: its streams run, one operation at a time, on real bytes.
 
-The story.  A worker's host enqueues operations; when each of them runs is decided by whoever drives the device: here
-a deterministic executor that is told "the next one of this stream", so that a run can be replayed.  Operands are
-read when an operation runs, from the tables and counts as they are then.  State copies find their blocks in the
-*source* tables, by request slot; forwards read the *gathered* tables, by batch row.  A transfer copies one half of
-every page when it begins and the other when it ends: whatever changes in between is torn for certain, not by luck.
+The story.  A worker's host enqueues operations; when each of them runs is decided by whoever drives the
+device: here a deterministic executor that is told "the next one of this stream", so that a run can be
+replayed.  Operands are read when an operation runs, from the tables and counts as they are then.  State
+copies find their blocks in the *source* tables, by request slot; forwards read the *gathered* tables, by
+batch row.  A transfer copies one half of every page when it begins and the other when it ends: whatever
+changes in between is torn for certain, not by luck.
 
-What comes from outside the worker (token ids, how many drafts were right, what the stage before handed on) comes
-through a :class:`Feed`.
+What comes from outside the worker (token ids, how many drafts were right, what the stage before handed on)
+comes through a :class:`Feed`.
 
-Sources: `v1/worker/gpu/model_runner.py`, `v1/worker/gpu/pp_utils.py`, `v1/kv_offload/cpu/gpu_worker.py`, vLLM 0.33.0.
+Sources: `v1/worker/gpu/model_runner.py`, `v1/worker/gpu/pp_utils.py`, `v1/kv_offload/cpu/gpu_worker.py`,
+vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -70,9 +72,7 @@ class Kernels:
 def kernels_named(name: str) -> Kernels:
     """``torch`` or ``triton``; raises ``ImportError`` if the latter is not installed."""
     if name == "torch":
-        return Kernels(
-            name, reference.Align, reference.Gather, reference.zero_blocks, reference.copy_blocks
-        )
+        return Kernels(name, reference.Align, reference.Gather, reference.zero_blocks, reference.copy_blocks)
     from impl.kernels import align, pages
 
     return Kernels(name, align.Align, pages.Gather, pages.zero_blocks, pages.copy_blocks)
@@ -117,9 +117,13 @@ class Device:
         self.layers = Layers(config, self.stage, self.device)
         self.block = bound.block_tokens if bound else 0
         self.transfers: dict[int, Transfer] = {}
-        self.counts: dict[int, torch.Tensor] = {}  # step -> accepted counts by slot, as post-processing left them
+        self.counts: dict[
+            int, torch.Tensor
+        ] = {}  # step -> accepted counts by slot, as post-processing left them
         self.debug = poison
-        self.before: dict[int, tuple[Op, list[int]]] = {}  # debug mode: pages to poison right before an operation
+        self.before: dict[
+            int, tuple[Op, list[int]]
+        ] = {}  # debug mode: pages to poison right before an operation
         self.reads: Reads | None = None  # of the last forward or drafter
         self.output: torch.Tensor | None = None  # of the last forward, one word a query token
 

@@ -1,7 +1,8 @@
 """The implementation: one scheduler, one worker a rank, real memory behind each.
 
-It answers the questions of ``spec.policy`` and can stand in any world.  What it enqueues is described by the
-operations that it returns; ``execute`` runs the same operation on a rank's real memory when the world says so.
+It answers the questions of ``spec.policy`` and can stand in any world.  What it enqueues is described by
+the operations that it returns; ``execute`` runs the same operation on a rank's real memory when the world
+says so.
 """
 
 from __future__ import annotations

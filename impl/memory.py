@@ -1,12 +1,13 @@
 """One worker's memory: pages that every group views, pinned host chunks, block tables, per-slot state.
 
-The story.  All groups draw blocks from one pool, and a block is one page of bytes.  An attention group sees it as
-cells, a recurrent group as a convolution window with a temporal state behind it; the block id alone says whose it
-is.  A page is larger than any view of it, and pages lie further apart than they are large, as in an engine's
-unified layout: a kernel that takes the state's size for the page's stride reads somebody else.
+The story.  All groups draw blocks from one pool, and a block is one page of bytes.  An attention group sees
+it as cells, a recurrent group as a convolution window with a temporal state behind it; the block id alone
+says whose it is.  A page is larger than any view of it, and pages lie further apart than they are large, as
+in an engine's unified layout: a kernel that takes the state's size for the page's stride reads somebody
+else.
 
-Sources: `v1/worker/gpu/block_table.py`, `v1/kv_cache_interface.py` (page sizes), `v1/kv_offload/cpu/gpu_worker.py`,
-vLLM 0.33.0.
+Sources: `v1/worker/gpu/block_table.py`, `v1/kv_cache_interface.py` (page sizes),
+`v1/kv_offload/cpu/gpu_worker.py`, vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Memory:
             dtype=torch.uint8,
             pin_memory=device.type == "cuda",
         )
-        self.half_bytes = size // 2  # a transfer copies one half of each page when it begins, and the other when it ends
+        self.half_bytes = (
+            size // 2
+        )  # a transfer copies one half of each page when it begins, and the other when it ends
         self.halves = (
             PagedChunks(self.pages[:, : self.half_bytes], self.chunks[:, :, : self.half_bytes]),
             PagedChunks(self.pages[:, self.half_bytes :], self.chunks[:, :, self.half_bytes :]),

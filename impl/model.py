@@ -1,18 +1,19 @@
 """A tiny real model, exact in integers: what every page holds after every prefix is known in closed form.
 
-The story.  A refinement test wants real bytes, real layers that read what they attend to, and an oracle that no
-table, count or kernel has touched.  So each cache group is one layer of a model of 32-bit integers:
+The story.  A refinement test wants real bytes, real layers that read what they attend to, and an oracle
+that no table, count or kernel has touched.  So each cache group is one layer of a model of 32-bit integers:
 
-* a *recurrent* layer keeps a convolution window (the last inputs) and a temporal state, a linear recurrence of
-  several lanes;
-* an *attention* layer (full, window or chunked) writes two words a position and reads a hash over every attended
-  position: the words, weighted by powers of an odd number, so that a wrong, missing or misplaced word changes it;
-* the layers are stacked, and pipeline stages follow one another: what a layer reads decides what the next one
-  writes, so that one wrong byte spoils every output after it.
+* a *recurrent* layer keeps a convolution window (the last inputs) and a temporal state, a linear recurrence
+  of several lanes;
+* an *attention* layer (full, window or chunked) writes two words a position and reads a hash over every
+  attended position: the words, weighted by powers of an odd number, so that a wrong, missing or misplaced
+  word changes it;
+* the layers are stacked, and pipeline stages follow one another: what a layer reads decides what the next
+  one writes, so that one wrong byte spoils every output after it.
 
-:class:`Layers` runs the model on a worker's memory.  :class:`Truth` gives the same numbers from token prefixes
-alone, one step of arithmetic a prefix and layer, because every hash above is a recurrence over prefixes.
-Acceptance is not the model's affair: drafts and how many of them are right come from outside.
+:class:`Layers` runs the model on a worker's memory.  :class:`Truth` gives the same numbers from token
+prefixes alone, one step of arithmetic a prefix and layer, because every hash above is a recurrence over
+prefixes. Acceptance is not the model's affair: drafts and how many of them are right come from outside.
 """
 
 from __future__ import annotations
@@ -256,9 +257,7 @@ class Layers:
         def tensor(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
-        self.powers = [
-            tensor([pow(layer.step, n, 1 << 32) for n in range(longest)]) for layer in self.layers
-        ]
+        self.powers = [tensor([pow(layer.step, n, 1 << 32) for n in range(longest)]) for layer in self.layers]
         self.cell = [tensor(layer.cell) for layer in self.layers]
         self.word = [tensor(layer.word) for layer in self.layers]
         self.inputs = [tensor(layer.inputs) for layer in self.layers]
@@ -304,8 +303,9 @@ class Layers:
     ) -> torch.Tensor:
         """Go on from each row's state at its accepted offset, and leave the new states.
 
-        ``window`` [blocks, w, inner] and ``temporal`` [blocks, lanes] are views of all pages; ``columns``
-        [rows, 1 + K] are the blocks of the running and the scratch columns; rows past the batch are padded."""
+        ``window`` [blocks, w, inner] and ``temporal`` [blocks, lanes] are views of all pages;
+        ``columns`` [rows, 1 + K] are the blocks of the running and the scratch columns; rows past the
+        batch are padded."""
         rows, longest = len(batch.lengths), max(batch.lengths)
         index = torch.arange(rows, device=x.device)
         fresh = (batch.starts == 0)[:, None]
@@ -321,7 +321,9 @@ class Layers:
         at = batch.positions - batch.starts[batch.rows]
         line[batch.rows, TAPS - 1 + at] = new
         near_inputs = line.unfold(1, TAPS, 1).flip(3)  # [rows, query, inner, distance]
-        seen = _low((near_inputs[:, :, None] * self.taps[g].transpose(1, 2)).sum((3, 4)))  # [rows, query, lane]
+        seen = _low(
+            (near_inputs[:, :, None] * self.taps[g].transpose(1, 2)).sum((3, 4))
+        )  # [rows, query, lane]
         gap = torch.arange(longest, device=x.device)
         gap = gap[:, None] - gap  # from an earlier query token (second) to a later one (first)
         decay = self.decays[g][:, gap.clamp(min=0)] * (gap >= 0)

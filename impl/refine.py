@@ -1,14 +1,15 @@
-"""Refinement: the implementation drives a world on real bytes, and everything that anyone reads is compared.
+"""Refinement: the implementation drives a world on real bytes, and everything that anyone reads is
+compared.
 
 ``python -m impl.refine [--device cpu] [--kernels torch|triton] [--runs R] [--choices N] [--seed S]
 [--config NAME|FILE|--list] [--json FILE] [--poison]``
 
-The implementation's answers are the policy's answers.  Host decisions are judged by the contracts and compared with
-the reference (``spec.lockstep``).  Each operation that the world runs on its ghost is then run on the rank's real
-memory, through the kernels, and what it read is compared with what the ghost says: the bytes of every attended
-position, of every state that a forward goes on from, of every page that a transfer delivered, of every block and
-host chunk that can still be found by a key when the run is over.  Token prefixes become bytes by the closed form of
-``impl.model``.
+The implementation's answers are the policy's answers.  Host decisions are judged by the contracts and
+compared with the reference (``spec.lockstep``).  Each operation that the world runs on its ghost is then
+run on the rank's real memory, through the kernels, and what it read is compared with what the ghost says:
+the bytes of every attended position, of every state that a forward goes on from, of every page that a
+transfer delivered, of every block and host chunk that can still be found by a key when the run is over.
+Token prefixes become bytes by the closed form of ``impl.model``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
@@ -32,12 +32,11 @@ from impl.engine import Engine
 from impl.model import CELL_WORDS, LANES, TAPS, Truth, first_attended
 from spec import config as configs
 from spec import reduce
-from spec.chains import TORN, ZERO, Chains
+from spec.chains import ZERO, Chains
 from spec.config import Config, ConfigError, Kind
 from spec.lockstep import WRONG, Difference, Lockstep, lockstep
 from spec.memory import CONV, TEMPORAL, Page
 from spec.ops import Draft, End, Forward, Op, UserId
-from spec.policy import PolicyError
 from spec.walk import COMPOSED, WEIGHTS, Adversary, Options, draw_options
 from spec.world import Breach, Choice, Rank, Reply, Transfer, World
 
@@ -241,7 +240,10 @@ class RealWorld(World):
                 after = run.starts[row.uid] + row.tokens - rejected
                 again = max(after - group.extra_tokens, request.hit)
                 first = max(0, again - group.window_tokens + 1)
-                who, line = f"rank {rank.index}, {row.uid}, drafter of step {op.step}", self.clients[row.uid].line
+                who, line = (
+                    f"rank {rank.index}, {row.uid}, drafter of step {op.step}",
+                    self.clients[row.uid].line,
+                )
                 self.compare_cells(who, rank, device, g, i, words[i], line, first, after)
 
     def compare_transfer(self, rank: Rank, device: Device, transfer: Transfer) -> None:
@@ -301,7 +303,7 @@ class RealWorld(World):
         pages = device.memory.states[g]
         if len(cells) > TEMPORAL and (cells[TEMPORAL] > 0 or cells[TEMPORAL] == ZERO):
             state = self.truth.state(stage, g, max(cells[TEMPORAL], 0))
-            yield TEMPORAL, [pages.temporal.storage_offset()], list(state[:LANES])
+            yield TEMPORAL, [int(pages.temporal.storage_offset())], list(state[:LANES])
         window = cells[CONV] if cells and isinstance(cells[CONV], tuple) else ()
         token, inner = pages.window.stride(1), pages.window.stride(2)
         for offset, prefix in enumerate(window):
@@ -364,6 +366,16 @@ def refine_once(
     return Run(config, number, options, made, world)
 
 
+def replay(
+    config: Config, build: Build, choices: Sequence[Choice], *, judged: bool = True,
+    off: frozenset[str] = frozenset(),
+) -> Run:  # fmt: skip
+    """These choices, as far as they are possible, then quiet."""
+    world = RealWorld(config, build, judged=judged, off=off)
+    made = [choice for choice in (*choices, ("quiet",)) if not refusals(world) and world.choose(choice)]
+    return Run(config, 0, draw_options(config, Random(0)), made, world)
+
+
 def refusals(world: RealWorld) -> list[Difference]:
     """Answers that a contract refuses."""
     policy: object = world.policy
@@ -384,7 +396,7 @@ class Reducer(reduce._Reducer):
     """The model's reducer, on worlds with real memory."""
 
     def __init__(self, config: Config, build: Build, rule: str) -> None:
-        super().__init__(config, lambda *_: None, rule, quiet=True)  # type: ignore[arg-type, return-value]
+        super().__init__(config, lambda *_: None, rule, quiet=True)  # type: ignore[arg-type]
         self.build = build
 
     def _attempt(self, choices: reduce.Choices) -> reduce.Choices | None:
@@ -506,8 +518,8 @@ def show_failure(run: Run, build: Build) -> Iterator[str]:
         world.choose(choice)
     yield f"  reduced to {len(short)} choices:"
     yield from (f"    {' '.join(map(str, choice))}" for choice in short)
-    last = world.verdict or (refusals(world) or [None])[0]
-    yield f"  there: {last.text if last else text}"
+    again = failure(Run(run.config, run.number, run.options, list(short), world))
+    yield f"  there: {again[1] if again else text}"
 
 
 def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, Any]:
@@ -522,9 +534,10 @@ def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, 
     return {
         "verdict": verdict, "seed": seed, "device": "cpu", "kernels": kernels, "runs": report.runs,
         "runs_per_config": dict(report.per_config), "choices": report.choices, "events": report.events,
-        "bytes_compared": report.bytes_compared, "seconds": round(report.seconds, 3), "fired": dict(report.fired),
+        "bytes_compared": report.bytes_compared, "seconds": round(report.seconds, 3),
+        "fired": dict(report.fired),
         "witnesses": dict(report.witnesses), "disciplines": dict(report.disciplines),
-        "differences": [[question, kind, count] for (question, kind), count in sorted(report.classes.items())],
+        "differences": [[*which, count] for which, count in sorted(report.classes.items())],
         "failed": failed, "stopped": report.stopped,
     }  # fmt: skip
 
@@ -589,8 +602,8 @@ def main(argv: list[str] | None = None) -> int:
     print("\n" + "\n".join(lines(report)))
     rate = max(report.seconds, 1e-9)
     print(
-        f"\n{report.runs} runs, {report.choices} choices, {report.events} events, {report.bytes_compared} bytes "
-        f"compared in {report.seconds:.1f} s: {report.choices / rate:,.0f} choices/s, "
+        f"\n{report.runs} runs, {report.choices} choices, {report.events} events, "
+        f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s: {report.choices / rate:,.0f} choices/s, "
         f"{report.events / rate:,.0f} events/s"
     )
     verdict, code = "holds", 0

@@ -1,12 +1,14 @@
 """A worker's host process: what it enqueues for a step, for both runners.
 
-**v2** (`v1/worker/gpu/model_runner.py`): a request keeps one slot for as long as it is in the batch; its row of the
-source tables is only appended to; gathered rows are rewritten by every step.  On all stages but the last, a step is
-post-processed ``pp`` steps later, from a ring that remembers slot and generation: a slot that has changed hands
-since is masked.  **v1** (`v1/worker/gpu_model_runner.py`): dense batch rows that move when a request leaves;
-accepted counts go to the host and come back with the next step, through a buffer that nobody else writes.
+**v2** (`v1/worker/gpu/model_runner.py`): a request keeps one slot for as long as it is in the batch; its
+row of the source tables is only appended to; gathered rows are rewritten by every step.  On all stages but
+the last, a step is post-processed ``pp`` steps later, from a ring that remembers slot and generation: a
+slot that has changed hands since is masked.  **v1** (`v1/worker/gpu_model_runner.py`): dense batch rows
+that move when a request leaves; accepted counts go to the host and come back with the next step, through a
+buffer that nobody else writes.
 
-A store is submitted one step after it was decided, or at once if that step flushes it; a load is submitted last.
+A store is submitted one step after it was decided, or at once if that step flushes it; a load is submitted
+last.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ class Worker:
 
     def post(self, step: int, rows: list[tuple[int, int, TableRow]], *, late: bool) -> PostProcess:
         """Counts become true, boundary states go to their columns."""
-        return PostProcess(step, tuple(rows), self.decide.accepted_floor(), self.decide.settles_computed(late))
+        return PostProcess(
+            step, tuple(rows), self.decide.accepted_floor(), self.decide.settles_computed(late)
+        )
 
     def update_slots(self, message: SchedulerOutput) -> None:
         """v2: requests leave their slots and take new ones; the others' rows are appended to."""
@@ -205,7 +209,8 @@ class Worker:
         self.slot[first], self.slot[second] = two, one
 
     def take_counts(self, fresh: list[int]) -> None:
-        """v1 async: each row takes its request's count of the last step that computed, whatever row it had."""
+        """v1 async: each row takes its request's count of the last step that computed, whatever row it
+        had."""
         step, then = self.counted
         rows = [
             (row, self.decide.previous_row(then.get(uid), uid in then))
@@ -275,7 +280,8 @@ class Worker:
             self.late.update({row.uid: (step, i) for i, row in enumerate(rows)})
 
     def unreachable(self, row: ScheduledRow) -> tuple[int, ...]:
-        """Leading columns, a group, that a window cannot reach any more: their blocks may be somebody else's."""
+        """Leading columns, a group, that a window cannot reach any more: their blocks may be somebody
+        else's."""
         return tuple(
             self.decide.retained_column(group, max(row.processed, 0)) if group.kind is Kind.WINDOW else 0
             for group in self.config.groups

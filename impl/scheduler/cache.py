@@ -1,6 +1,7 @@
 """The cache manager: all groups over one pool: hits common to all, growth, freeing, keys, private copies.
 
-Sources: `v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator`, `v1/core/kv_cache_manager.py`, vLLM 0.33.0.
+Sources: `v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator`, `v1/core/kv_cache_manager.py`, vLLM
+0.33.0.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class CacheManager:
     def local_hit(self, request: Request) -> LocalHit | None:
         """The longest prefix that every group can serve; None to ask again next step.
 
-        Each group in turn shrinks the candidate to the longest hit of its own, until all agree.  What all of them
-        can serve is never skipped, so the fixed point is the longest common hit."""
+        Each group in turn shrinks the candidate to the longest hit of its own, until all agree.  What
+        all of them can serve is never skipped, so the fixed point is the longest common hit."""
         nothing = LocalHit(0, [[] for _ in self.groups])
         if not self.config.prefix_caching:
             return nothing
@@ -89,7 +90,8 @@ class CacheManager:
                 hit.inside[manager.index] = inside
         states = [block for m in self.recurrent for _, block in hit.columns[m.index]]
         if not all(
-            self.decide.same_step_hit(block.id in self.cached_now) for block in [*states, *hit.inside.values()]
+            self.decide.same_step_hit(block.id in self.cached_now)
+            for block in [*states, *hit.inside.values()]
         ):
             return None
         hit.tokens = self.decide.dropped_hit(candidate, self.unit, max(self.drops))
@@ -188,14 +190,16 @@ class CacheManager:
         request.start_over(keeps_mirror=self.decide.keeps_mirror())
 
     def release_copies(self, request: Request, step: int) -> None:
-        """Blocks retained for copies of steps up to this one go back; a copied-away tail stays under its key."""
+        """Blocks retained for copies of steps up to this one go back; a copied-away tail stays under its
+        key."""
         for entry in [e for e in request.retained if e[0] <= step]:
             request.retained.remove(entry)
             self.pool.release(entry[2], request.uid, entry[1], -1)
 
     # -- keys ----------------------------------------------------------------------------------------------
     def publish_attention(self, request: Request, upto: int) -> None:
-        """Full attention blocks below ``upto`` tokens go under their keys, before the step that fills them runs."""
+        """Full attention blocks below ``upto`` tokens go under their keys, before the step that fills
+        them runs."""
         for manager in self.attention if self.config.prefix_caching else ():
             g, size = manager.index, manager.block
             while (request.published[g] + 1) * size <= upto:
@@ -236,7 +240,8 @@ class CacheManager:
         )
 
     def publish_tail(self, request: Request, tokens: int) -> None:
-        """Blocks in which a prompt's last hash boundary lies go under the key of a prefix that ends inside them."""
+        """Blocks in which a prompt's last hash boundary lies go under the key of a prefix that ends
+        inside them."""
         if not self.partial or tokens != self.tail_position(request):
             return
         inside: dict[int, Block] = {}
@@ -251,8 +256,8 @@ class CacheManager:
             request.tail = tokens, inside
 
     def copy_tail_away(self, request: Request, step: int, spare: int) -> list[tuple[int, int, int]]:
-        """Before its next step overwrites a state published inside a block, the state gets a block of its own,
-        which takes the key along; without a ``spare`` block the key is forgotten."""
+        """Before its next step overwrites a state published inside a block, the state gets a block of
+        its own, which takes the key along; without a ``spare`` block the key is forgotten."""
         tail, request.tail = request.tail, None
         copies = []
         for g, block in (tail[1] if tail else {}).items():

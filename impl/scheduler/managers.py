@@ -51,8 +51,8 @@ class FullManager:
         return 0
 
     def serve(self, request: Request, hit: int) -> tuple[Found, Block | None] | None:
-        """The blocks with which the group serves a hit, its dropped tail looked up but left out; and the block in
-        which the hit ends, if it ends inside one.  None if something is missing."""
+        """The blocks with which the group serves a hit, its dropped tail looked up but left out; and the
+        block in which the hit ends, if it ends inside one.  None if something is missing."""
         found: Found = []
         whole = hit // self.block
         inside = None

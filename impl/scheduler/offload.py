@@ -1,8 +1,8 @@
 """The offload connector's scheduler side: lookup, loads, stores, fences, reports.
 
-A store reads device blocks some time after it was decided.  Its fence says which; when one of them is handed out
-again, the step flushes the store before anything overwrites.  A chunk is loadable once every rank has stored it.
-Sources: `distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`, vLLM 0.33.0.
+A store reads device blocks some time after it was decided.  Its fence says which; when one of them is
+handed out again, the step flushes the store before anything overwrites.  A chunk is loadable once every
+rank has stored it. Sources: `distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`, vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class OffloadScheduler:
         return answer
 
     def is_loading(self, request: Request, local: int, total: int) -> bool:
-        """Whether somebody else loads a chunk that the hit needs: its blocks can be shared when it has landed."""
+        """Whether somebody else loads a chunk that the hit needs: its blocks can be shared when it has
+        landed."""
         for manager in self.cache.groups:
             chunks, size = self.checked(manager, local, total), self.size(manager)
             if manager.group.kind is Kind.WINDOW:
@@ -214,7 +215,9 @@ class OffloadScheduler:
             g, ids = manager.index, request.ids(manager.index)
             length = self.decide.clipped_columns(manager.group, len(ids), eligible) if finished else len(ids)
             upto = min(coverage.full_chunks_of(eligible, self.size(manager)), length // self.per)
-            wanted = dict(self.full_chunks(request, manager, ids, range(request.next_chunk[g], upto), eligible))
+            wanted = dict(
+                self.full_chunks(request, manager, ids, range(request.next_chunk[g], upto), eligible)
+            )
             if not wanted or self.offer(request, wanted):
                 request.next_chunk[g] = max(request.next_chunk[g], upto)
 
@@ -229,7 +232,9 @@ class OffloadScheduler:
             if manager.group.kind is Kind.MAMBA:
                 last = (chunk + 1) * self.per - 1
                 mirror = request.mirror[manager.index]
-                block = self.decide.boundary_block(ids[last], mirror[last] if last < len(mirror) else ids[last])
+                block = self.decide.boundary_block(
+                    ids[last], mirror[last] if last < len(mirror) else ids[last]
+                )
                 if block:
                     yield key, (0,) * (self.per - 1) + (block,)
             elif 0 not in subs and self.keeps(manager, chunk, eligible):

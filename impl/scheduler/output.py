@@ -36,5 +36,9 @@ class SchedulerOutput:
     flush: list[int] = field(default_factory=list)
     stores: list[Transfer] = field(default_factory=list)
     loads: list[Transfer] = field(default_factory=list)
-    accepted: list[tuple[UserId, int]] = field(default_factory=list)  # of processed steps (sync v1 with stages)
-    holds_nothing: list[int] = field(default_factory=list)  # blocks just handed out or given back: for debug mode
+    accepted: list[tuple[UserId, int]] = field(
+        default_factory=list
+    )  # of processed steps (sync v1 with stages)
+    holds_nothing: list[int] = field(
+        default_factory=list
+    )  # blocks just handed out or given back: for debug mode

@@ -1,8 +1,8 @@
 """The block pool: reference counts, a free queue in order of reuse, and blocks by prefix key.
 
-Life of a block: free, owned, published under a key, free again but still found by its key, reused.  Blocks without
-a key are reused first (last in, first out), blocks under a key last (least recently used).
-Sources: `v1/core/block_pool.py::BlockPool`, `v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue`, vLLM 0.33.0.
+Life of a block: free, owned, published under a key, free again but still found by its key, reused.  Blocks
+without a key are reused first (last in, first out), blocks under a key last (least recently used). Sources:
+`v1/core/block_pool.py::BlockPool`, `v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue`, vLLM 0.33.0.
 """
 
 from __future__ import annotations

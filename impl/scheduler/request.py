@@ -46,7 +46,9 @@ class Request:
     retained: list[tuple[int, int, Block]] = field(default_factory=list)  # (step, group, block) until copied
 
     @classmethod
-    def new(cls, uid: UserId, tokens: tuple[int, ...], hashes: list[int], outputs: int, groups: int) -> Request:
+    def new(
+        cls, uid: UserId, tokens: tuple[int, ...], hashes: list[int], outputs: int, groups: int
+    ) -> Request:
         """A request that has just arrived."""
         empty: list[list[Block | None]] = [[] for _ in range(groups)]
         return cls(

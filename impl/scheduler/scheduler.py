@@ -1,7 +1,7 @@
 """The scheduler: requests, steps, and what every worker is told.
 
-The order of work in a step is vLLM's (`v1/core/sched/scheduler.py::Scheduler.schedule`, 0.33.0): running requests
-first, then waiting ones unless somebody was preempted, then the connector's part.
+The order of work in a step is vLLM's (`v1/core/sched/scheduler.py::Scheduler.schedule`, 0.33.0): running
+requests first, then waiting ones unless somebody was preempted, then the connector's part.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Scheduler:
         return self.answer()
 
     def finish(self, request: Request, why: str) -> None:
-        """A request is over: what it has computed is stored, its blocks go when nothing in flight uses them."""
+        """A request is over: what it has computed is stored, its blocks go when nothing in flight uses
+        them."""
         loading = request.status is Status.LOADING and not request.landed
         running = request.status is Status.RUNNING
         request.status = Status.DONE
@@ -279,8 +280,8 @@ class Scheduler:
             self.cache.release_all(request, self.step)
 
     def start_over_last_loaded(self, request: Request) -> bool:
-        """Requests whose load has landed hold blocks while they wait, and may keep everybody from going on: the
-        last of them gives its blocks up.  Whether there was one beside ``request``."""
+        """Requests whose load has landed hold blocks while they wait, and may keep everybody from going
+        on: the last of them gives its blocks up.  Whether there was one beside ``request``."""
         landed = [other for other in self.waiting if other is not request and other.landed]
         if not self.decide.loaded_give_way():
             return False
@@ -388,7 +389,8 @@ class Scheduler:
         self.step = message.step
 
     def unowned(self, fresh: list[int]) -> list[int]:
-        """Blocks that hold nothing anybody may read: handed out in this step, or freed without key or fence."""
+        """Blocks that hold nothing anybody may read: handed out in this step, or freed without key or
+        fence."""
         blocks, fences = self.cache.pool.blocks, self.offload.fences
         freed = [
             b

@@ -1,6 +1,7 @@
 """The host tier: chunks by key, being written, ready, or read; least recently used goes first.
 
-Sources: `v1/kv_offload/cpu/manager.py::CPUOffloadingManager`, `v1/kv_offload/cpu/policies/lru.py`, vLLM 0.33.0.
+Sources: `v1/kv_offload/cpu/manager.py::CPUOffloadingManager`, `v1/kv_offload/cpu/policies/lru.py`, vLLM
+0.33.0.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class HostTier:
             self._log(key, place, "released")
 
     def reset(self, used: Counter[int]) -> None:
-        """Forget every chunk.  Places that transfers in flight use (``used``: how many each) come back later."""
+        """Forget every chunk.  Places that transfers in flight use (``used``: how many each) come back
+        later."""
         for key, entry in list(self.entries.items()):
             held = bool(used[entry.place]) and self.decide.reset_keeps_places()
             self._remove(key, keeps_place=held)

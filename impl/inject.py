@@ -1,0 +1,232 @@
+"""Sensitivity: the catalogue's faults, put into the implementation from outside, and whether each is
+caught.
+
+``python -m impl.inject [--fault NAME|--list] [--kernels torch|triton] [--runs R] [--choices N] [--seed S]
+[--json FILE]``
+
+The shipped modules hold no fault switch.  A fault is another decision function or another order of a step
+(``spec.faults`` says which), or other arrays: :class:`Swapped` binds the kernels to tables whose rows it
+fills from wherever an operation's operands say, so that a row taken by batch index, a rotated buffer or a
+stale table reaches the kernels as it reached them in the field.  Each fault is looked for twice: by
+everything (contracts, ghost, bytes), and by bytes alone, with every rule of the model switched off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from impl import refine
+from impl.decisions import Decisions
+from impl.device import Device
+from impl.kernels.layout import GatherTables
+from impl.refine import BYTES, Build, implementation
+from spec import config as configs
+from spec.faults import CATALOGUE, Fault, hunt
+from spec.faults.fault import HARMLESS
+from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, TableRow
+from spec.rules import BY_NAME
+
+RUNS, CHOICES = 60, 200
+SILENT = frozenset(BY_NAME) - {"policy_raises_no_error"}
+"""Rules that are off when bytes are to find a fault alone."""
+
+
+class Swapped(Device):
+    """A device whose kernels see the tables that operands name, instead of those that were bound at the
+    start."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        memory = self.memory
+        self.other = tuple(torch.zeros_like(table) for table in memory.gathered)  # the pool's second buffer
+        own = memory.gather_tables()
+        rotated = GatherTables(
+            memory.source,
+            self.other,
+            own.num_blocks,
+            own.block_tokens,
+            own.window_tokens,
+            own.extra_tokens,
+        )
+        self.gather_other = self.kernels.gather(rotated)
+        self.buffers = {"source": memory.source, "gathered": memory.gathered, "gathered.1": self.other}
+        bound = memory.recurrent()
+        if bound is not None:
+            self.seen = tuple(torch.zeros_like(table) for table in bound.source_tables)
+            self.rows = tuple(torch.zeros_like(table) for table in bound.input_tables)
+            swapped = replace(bound, source_tables=self.seen, input_tables=self.rows)
+            self.align = self.kernels.align(swapped, memory.slots)
+
+    def show(self, tables: tuple[torch.Tensor, ...], row: int, operand: TableRow) -> None:
+        """Fill a row of the tables that the kernels are bound to."""
+        for table, g in zip(tables, self.memory.mamba, strict=True):
+            if isinstance(operand, Imm):
+                table[row] = 0
+                table[row, : len(operand.rows[g])] = self.tensor(operand.rows[g])
+            else:
+                assert isinstance(operand, Deref)
+                table[row] = self.buffers[operand.buffer][g][operand.row]
+
+    def gather_rows(self, op: Gather) -> None:
+        """Into the buffer that the operation names."""
+        if op.buffer == "gathered":
+            super().gather_rows(op)
+            return
+        padding = [-1] * (op.padded - len(op.slots))
+        self.gather_other(self.tensor([*op.slots, *padding]), self.memory.computed)
+
+    def pre_process(self, op: PreProcess) -> None:
+        """Through the rows that the operands name."""
+        for operand, slot, _ in op.rows if self.align else ():
+            self.show(self.seen, slot, operand)
+        super().pre_process(op)
+
+    def post_process(self, op: PostProcess) -> None:
+        """Through the rows that the operands name; with the floor that the operation names."""
+        for _, slot, operand in op.rows if self.align else ():
+            if slot >= 0:
+                self.show(self.seen, slot, operand)
+        super().post_process(op)
+        results = self.feed.results(op.step)
+        for index, slot, _ in op.rows:
+            if slot >= 0 and not results[index][0]:
+                self.memory.slots.accepted[slot] = op.floor
+
+    def state_columns(self, op: Forward, batch: Any) -> torch.Tensor:
+        """Through the rows that the operands name; a captured graph's padded rows have a length, too."""
+        if self.align is None:
+            return super().state_columns(op, batch)
+        for i, operand in enumerate(op.index):
+            self.show(self.rows, i, operand)
+        sequence = torch.ones(len(op.index), dtype=torch.int32, device=self.device)
+        sequence[: len(op.rows)] = batch.starts.int() + self.tensor(batch.lengths)
+        columns: torch.Tensor = self.align.aligned_state_indices(sequence)
+        return columns
+
+
+def injectable() -> dict[str, Fault]:
+    """Faults that replace decisions which the implementation has."""
+    known = {field.name for field in fields(Decisions)}
+    return {
+        name: fault
+        for name, fault in CATALOGUE.items()
+        if fault.change and set(fault.change) | set(fault.base) <= known and fault.kind != HARMLESS
+    }
+
+
+def faulty(fault: Fault, kernels: str = "torch") -> Build:
+    """The implementation with the fault in it."""
+    decide = replace(Decisions(), **{**fault.base, **fault.change})
+    return implementation(decide, kernels=kernels, device_type=Swapped)
+
+
+def repaired(fault: Fault, kernels: str = "torch") -> Build:
+    """The same design without it."""
+    return implementation(replace(Decisions(), **fault.base), kernels=kernels, device_type=Swapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """Where a fault was caught first."""
+
+    config: str
+    run: int
+    choices: int
+    rule: str
+    text: str
+
+
+def catch(
+    fault: Fault, *, runs: int, choices: int, seed: int, kernels: str = "torch", bytes_alone: bool = False
+) -> Catch | None:
+    """The first run, in the configurations where the fault bites, that catches it: the catalogue's
+    stored run of it, if any (run -1), then walks."""
+    build = faulty(fault, kernels)
+    off = SILENT if bytes_alone else frozenset()
+    known = hunt.stored(fault.name)
+    if known:
+        config, _, script = known
+        stored = refine.replay(config, build, script, judged=not bytes_alone, off=off)
+        broken = refine.failure(stored)
+        if broken:
+            return Catch(config.name, -1, len(stored.choices), *broken)
+    for number in range(runs):
+        for name in fault.bites:
+            config = configs.find(name)
+            run = refine.refine_once(config, build, seed, number, choices, judged=not bytes_alone, off=off)
+            broken = refine.failure(run)
+            if broken:
+                return Catch(name, number, len(run.choices), *broken)
+    return None
+
+
+def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[str, Any]]:
+    """One row a fault: who catches it."""
+    options = {"runs": args.runs, "choices": args.choices, "seed": args.seed, "kernels": args.kernels}
+    for name, fault in chosen.items():
+        one = catch(fault, **options)
+        alone = catch(fault, **options, bytes_alone=True)
+        by_bytes = alone.rule if alone else ""
+        yield {
+            "fault": name, "mechanism": fault.mechanism, "caught by": one.rule if one else "",
+            "in": one.config if one else "", "run": one.run if one else None, "text": one.text if one else "",
+            "bytes alone": {BYTES: "bytes", "": ""}.get(by_bytes, "it raises an error"),
+        }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m impl.inject", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--fault", metavar="NAME", action="append", help="default: all of them")
+    parser.add_argument("--list", action="store_true", help="list the faults that can be put in, and stop")
+    parser.add_argument("--kernels", default="torch", choices=("torch", "triton"))
+    parser.add_argument("--runs", type=int, default=RUNS, metavar="R", help=f"at most (default {RUNS})")
+    parser.add_argument("--choices", type=int, default=CHOICES, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    known = injectable()
+    if args.list:
+        print("\n".join(f"{name:<34}{fault.did}" for name, fault in known.items()))
+        return 0
+    unknown = [name for name in args.fault or () if name not in known]
+    if unknown or args.runs < 1 or args.choices < 1:
+        wrong = (
+            f"no fault {unknown[0]!r}; see --list" if unknown else "--runs and --choices must be at least 1"
+        )
+        print(f"impl.inject: {wrong}", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    found = []
+    print(f"{'fault':<34}{'caught by':<34}{'bytes alone':<20}in")
+    for row in rows(args, {name: known[name] for name in args.fault or known}):
+        found.append(row)
+        caught = row["caught by"] or "NOT FOUND"
+        print(f"{row['fault']:<34}{caught:<34}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
+    missed = [row["fault"] for row in found if not row["caught by"]]
+    print(
+        f"\n{len(found) - len(missed)} of {len(found)} faults caught, "
+        f"{args.runs} runs x {args.choices} choices at most"
+    )
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(
+                {"seed": args.seed, "runs": args.runs, "choices": args.choices, "faults": found},
+                file,
+                indent=1,
+            )
+            file.write("\n")
+    return 3 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
