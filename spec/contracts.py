@@ -42,6 +42,7 @@ SHARED_RULES: dict[str, tuple[str, ...]] = {
     "move": ("relocates_only_exclusive_scratch",),
     "job": ("recurrent_store_by_hand_off", "loads_only_ready_chunks"),
     "hit": ("hit_below_known",),
+    "start": ("hit_below_known",),
     "row": ("read_columns_present",),
     "tier": ("host_place_free",),
 }
@@ -449,7 +450,10 @@ def _row(view: SchedulerView, _: Question, u: UserId, c: int, q: int, d: int) ->
 def _preempt(view: SchedulerView, question: Question, u: UserId) -> str | None:
     status = view.book.requests[u].status
     if question[0] == "schedule":
-        good = status is Status.RUNNING and u not in view.rows
+        landed = status is Status.LOADING and u not in {
+            k.uid for k in view.transfers.values() if k.way == "load"
+        }
+        good = landed or (status is Status.RUNNING and u not in view.rows)
     else:  # a load failed
         good = status is Status.LOADING
     return None if good else f"{u} is {status} and is preempted"
@@ -573,6 +577,13 @@ def _schedule_whole(view: SchedulerView, question: Question, decisions: list[Eve
     late = [u for u, (c, q, _) in view.rows.items() if view.book.requests[u].flying.get(steps[0][1]) is None]
     if late:
         return f"step {steps[0][1]} does not carry the row of {late[0]}"
+    loads = {event[3] for event in decisions if event[:1] == ("job",) and event[2] == "load"}
+    for event in decisions:
+        if event[0] == "hit" and (event[3] > event[2]) is not (event[1] in loads):
+            return (
+                f"{event[1]} is admitted with {event[2]} then {event[3]} tokens; loads are created "
+                f"for {sorted(loads)}"
+            )
     batch = [r.uid for r in view.book.requests.values() if r.status is Status.RUNNING]
     if len(batch) > view.config.slots:
         return f"{len(batch)} requests run in {view.config.slots} slots"

@@ -50,7 +50,7 @@ NAMES = ("composed", "composed-sync", "composed-tight", "composed-v1", "hybrid-p
 
 
 def walk(config: Config, factory: Callable[[Config, Chains], Policy], seed: int, choices: int = 200) -> World:
-    """A random walk, its quiet phase included."""
+    """A random walk, a reset, and a quiet phase."""
     random = Random(seed)
     world = World(config, factory)
     adversary = Adversary(config, random, draw_options(config, random))
@@ -58,6 +58,7 @@ def walk(config: Config, factory: Callable[[Config, Chains], Policy], seed: int,
         choice = adversary.draw(world)
         if choice:
             world.choose(choice)
+    world.choose(("reset", "local"))
     world.quiet()
     return world
 
@@ -108,6 +109,7 @@ class KeepsNothing(Reference):
         self.places.append(place)
 
     def on_reset(self, scope: str) -> Answer:
+        self.do(("evict", self.book.free[0]))  # under a key or not: nothing is lost
         return super().on_reset("all")
 
 

@@ -219,7 +219,10 @@ def _published(ref: Reference, request: Request, upto: int, kinds: set[Kind]) ->
 
 def _preempt(ref: Reference, question: Question, message: Message | None, u: UserId) -> None:
     plan = ref.plans[u]
-    if u in ref.loading_requests:
+    if u in ref.waiting:  # its load has landed, and it gives way before it runs
+        plan.ready = False
+        return
+    if u in ref.loading_requests:  # its load has failed
         ref.loading_requests.remove(u)
         plan.tried = True
     else:
