@@ -75,7 +75,10 @@ class Swapped(Device):
                 table[row] = self.buffers[operand.buffer][g][operand.row]
 
     def gather_rows(self, op: Gather) -> None:
-        """Into the buffer that the operation names."""
+        """Into the buffer that the operation names, and no further than its padding."""
+        self.gather._dirty_rows = self.gather_other._dirty_rows = (
+            0  # the kernel would clear old rows by itself
+        )
         if op.buffer == "gathered":
             super().gather_rows(op)
             return

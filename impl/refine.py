@@ -32,8 +32,10 @@ from impl.engine import Engine
 from impl.model import CELL_WORDS, LANES, TAPS, Truth, first_attended
 from spec import config as configs
 from spec import reduce
+from spec.book import Key
 from spec.chains import ZERO, Chains
 from spec.config import Config, ConfigError, Kind
+from spec.events import Event
 from spec.lockstep import WRONG, Difference, Lockstep, lockstep
 from spec.memory import CONV, TEMPORAL, Page
 from spec.ops import Draft, End, Forward, Op, UserId
@@ -262,20 +264,48 @@ class RealWorld(World):
                     page, words = rank.memory.page(block), memory.words[block]
                     self.compare_page(f"{what}, block {block}", rank.stage, page, words, device)
 
-    def compare_findable(self) -> None:
-        """Every block under a key and every ready host chunk, on every rank."""
+    def note(self, decision: Event) -> None:
+        """A host chunk that becomes ready can be read from now on."""
+        super().note(decision)
+        if decision[0] == "tier" and decision[5] == "ready" and self.verdict is None:
+            g, tokens, prefix, place, _ = decision[1:]
+            self.compare_chunk((g, tokens, prefix), place)
+
+    def compare_chunk(self, key: Key, place: int) -> None:
+        """A ready host chunk, on every rank, against what its key names."""
+        stored, subs = self.stored.get(place, (key, ()))
+        per, block = self.config.blocks_per_chunk, self.config.groups[key[0]].block_tokens
         for rank, device in zip(self.ranks, self.engine.devices, strict=True):
-            for blocks in self.book.by_key.values():
-                for block in blocks:
-                    page = rank.memory.page(block)
-                    what = f"rank {rank.index}, block {block}"
-                    self.compare_page(what, rank.stage, page, device.memory.words[block], device)
-            for entry in self.book.tier.values():
-                for sub in range(self.config.blocks_per_chunk):
-                    page = rank.memory.host.get((entry.place, sub), (-1, ()))
-                    words = device.memory.chunks[entry.place, sub].view(torch.int32)
-                    what = f"rank {rank.index}, host chunk {entry.place}.{sub}"
+            for sub, source in enumerate(subs if stored == key else ()):
+                if source:
+                    page = self.named_page(key, key[1] - (per - 1 - sub) * block)
+                    words = device.memory.chunks[place, sub].view(torch.int32)
+                    what = f"rank {rank.index}, host chunk {place}.{sub} under the key of {key[1]} tokens"
                     self.compare_page(what, rank.stage, page, words, device)
+
+    def compare_findable(self) -> None:
+        """Every block under a key and every ready host chunk, on every rank, against what the key names.
+
+        A stage before the last moves a boundary's state to its column with a later step, before anybody can
+        read it there; until then its block is compared with the ghost."""
+        for key, blocks in self.book.by_key.items():
+            for block in blocks:
+                for rank, device in zip(self.ranks, self.engine.devices, strict=True):
+                    what = f"rank {rank.index}, block {block} under the key of {key[1]} tokens"
+                    late = key[0] in self.mamba_groups and rank.stage < self.config.pp - 1
+                    page = rank.memory.page(block) if late else self.named_page(key, key[1])
+                    self.compare_page(what, rank.stage, page, device.memory.words[block], device)
+        for key, entry in self.book.tier.items():
+            self.compare_chunk(key, entry.place)
+
+    def named_page(self, key: Key, end: int) -> Page:
+        """The page that a key names: the block in which its first ``end`` tokens end."""
+        g, tokens, prefix = key
+        line, group = self.chains.prefixes(prefix), self.config.groups[g]
+        if group.kind is Kind.MAMBA:
+            return g, ((line[tokens],), line[tokens])
+        first = (end - 1) // group.block_tokens * group.block_tokens
+        return g, tuple(line[first + 1 : end + 1])
 
     def compare_page(self, what: str, stage: int, page: Page, words: torch.Tensor, device: Device) -> None:
         """A page's bytes against its ghost; garbage and torn cells stand for any bytes."""
@@ -603,8 +633,8 @@ def main(argv: list[str] | None = None) -> int:
     rate = max(report.seconds, 1e-9)
     print(
         f"\n{report.runs} runs, {report.choices} choices, {report.events} events, "
-        f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s: {report.choices / rate:,.0f} choices/s, "
-        f"{report.events / rate:,.0f} events/s"
+        f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s: "
+        f"{report.choices / rate:,.0f} choices/s, {report.events / rate:,.0f} events/s"
     )
     verdict, code = "holds", 0
     if report.failed:
