@@ -126,7 +126,7 @@ REFUTABLE = [
 ]
 
 
-#: not found by the machine in the 5000 examples of the nightly profile; ``python -m spec.faults hunt`` finds them
+#: not found by the machine in the nightly profile's 5000 examples; ``python -m spec.faults hunt`` does
 LEFT_TO_THE_HUNT = {"blocks-reused-under-a-step"}
 
 
