@@ -88,7 +88,7 @@ def run_check(given: argparse.Namespace) -> int:
     if given.list:
         for case in cases.CASES:
             mark = "default" if case.default else "own"
-            print(f"{case.name:<20}{mark:<9}{case.config:<24}{case.why}")
+            print(f"{case.name:<25}{mark:<9}{case.config:<24}{case.why}")
         return 0
     todo = [cases.find(name) for name in given.config or []]
     todo = todo or [case for case in cases.CASES if case.default]

@@ -95,7 +95,7 @@ def run_case(
     config = case.load()
     policy = release.changed(*case.repairs) if case.repairs else release
     result = CaseResult(case.name, config.name, required=tuple(required(config)))
-    began = time.perf_counter()
+    began, asked = time.perf_counter(), policy.steps
 
     def seen(world: World, made: Choices) -> None:
         result.add(config, world)
@@ -110,8 +110,7 @@ def run_case(
         generated(config, policy, seed, EXAMPLES, (choices or case.choices) // 2, case.limits, seen)
     except ConfigError as error:
         result.refused = str(error)
-    result.steps = policy.steps
-    policy.steps = 0
+    result.steps = policy.steps - asked
     result.seconds = time.perf_counter() - began
     if reducing:
         for rule, found in list(result.refuted.items()):

@@ -41,7 +41,7 @@ import logging
 import os
 import sys
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -77,6 +77,7 @@ class Engine:
         self.in_flight: deque[tuple[int, Any]] = deque()
         self.steps = 0
         self.loads: dict[int, str] = {}  # asynchronous load -> request, until the last rank reported it
+        self.arrived: Counter[int] = Counter()  # asynchronous load -> ranks that have reported it
         self.named: dict[str, tuple[Any, int]] = {}  # live requests and how many of their hashes have names
         self.seen: observe.State = {}
 
@@ -179,11 +180,14 @@ class Engine:
             if not 0 <= int(rank) < self.config.ranks:
                 raise Misuse(f"rank {rank} of {self.config.ranks}")
             loaded = {self.loads[number] for number in jobs if number in self.loads}
+            self.arrived.update(number for number in jobs if number in self.loads)
             outputs[int(rank)] = KVConnectorOutput(
                 finished_recving=loaded or None,
                 failed_recving=set(failed) & loaded,
                 kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(jobs, 1)),
             )
+        for number in [job for job, ranks in self.arrived.items() if ranks == self.config.ranks]:
+            del self.loads[number], self.arrived[number]
         return outputs
 
     def _runner_output(
@@ -221,9 +225,6 @@ class Engine:
                 emitted[entry.request_id] = list(entry.new_token_ids)
                 if entry.finish_reason is not None:
                     finished[entry.request_id] = str(entry.finish_reason)
-        if self.scheduler.connector is not None:
-            pending = self.scheduler.connector.connector_scheduler._jobs
-            self.loads = {number: name for number, name in self.loads.items() if number in pending}
         return {"emitted": emitted, "finished": finished}
 
     def output(

@@ -148,6 +148,19 @@ def publish_computed_boundaries() -> Undo:
     return _replace(MambaManager, "cache_blocks", made)
 
 
+def offers_still_held() -> Undo:
+    """A boundary whose block lost its key in the pass that offers it is not handed to the connector."""
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+
+    def made(original: Any) -> Any:
+        def take(self: Any) -> Any:
+            return [offer for offer in original(self) if offer[2].block_hash_num_tokens == offer[3]]
+
+        return take
+
+    return _replace(SingleTypeKVCacheManager, "take_pending_boundary_state_offloads", made)
+
+
 MUTANTS = {made.__name__: made for made in (early_window_free, lost_touch, key_one_token_early)}
 REPAIRS = {
     made.__name__: made
@@ -156,6 +169,7 @@ REPAIRS = {
         lookup_within_hashes,
         split_by_state_block,
         publish_computed_boundaries,
+        offers_still_held,
     )
 }
 KNOWN: dict[str, Callable[[], Undo]] = MUTANTS | REPAIRS
