@@ -636,8 +636,8 @@ def main(argv: list[str] | None = None) -> int:
     rate = max(report.cpu_seconds, 1e-9)
     print(
         f"\n{report.runs} runs, {report.choices} choices, {report.events} events, "
-        f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s, {report.cpu_seconds:.1f} s of one "
-        f"core: {report.choices / rate:,.0f} choices/s, {report.events / rate:,.0f} events/s"
+        f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s, {report.cpu_seconds:.1f} s of "
+        f"one core: {report.choices / rate:,.0f} choices/s, {report.events / rate:,.0f} events/s"
     )
     verdict, code = "holds", 0
     if report.failed:
