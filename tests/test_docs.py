@@ -257,3 +257,15 @@ def test_the_readme_fault_is_refuted_and_its_repair_is_not(tmp_path: Path) -> No
 def test_the_readme_command_is_about_a_fault_of_the_catalogue() -> None:
     for name in re.findall(r"python -m spec\.faults (?:hunt|show) ([a-z][\w-]*)", README):
         assert name in CATALOGUE
+
+
+def test_the_proof_that_the_readme_shows_is_what_the_prover_prints() -> None:
+    from spec.prove import report
+    from spec.prove.engine import Settings, prove_theorem
+    from spec.prove.solvers import solver
+
+    block = README.split("<!-- section: proof -->")[1].split("```")[1].strip("\n")
+    theorem = next(one for one in theorems_of("coverage") if one.name == "chunk coverage")
+    printed = " ".join(report.theorem_text(prove_theorem(theorem, Settings(solver("z3")))).split())
+    for line in block.splitlines():
+        assert " ".join(line.split()) in printed, line
