@@ -465,6 +465,7 @@ class HostCounts(Op):
         values = rank.memory.counts[self.buffer]
         taken = [(row, values[then] if then >= 0 else 1) for row, then in self.previous]
         for row, count in taken:
-            world.count_taken(self.step, row, count)
+            if rank.index == 0:  # whose slots the core follows
+                world.count_taken(self.step, row, count)
             rank.memory.accepted[row] = count
             rank.memory.counts["rows"][row] = count
