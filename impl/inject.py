@@ -16,11 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    print("impl.inject: torch is not installed: pip install -e '.[kernels]'", file=sys.stderr)
+    sys.exit(2)
 
 from impl import refine
 from impl.decisions import Decisions
@@ -28,12 +34,15 @@ from impl.device import Device
 from impl.kernels.layout import GatherTables
 from impl.refine import BYTES, Build, implementation
 from spec import config as configs
+from spec.config import Config
 from spec.faults import CATALOGUE, Fault, hunt
 from spec.faults.fault import HARMLESS
 from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, TableRow
 from spec.rules import BY_NAME
+from spec.world import Choice
 
 RUNS, CHOICES = 60, 200
+MODEL_RUNS = 20  # of the model's walk, for each of the implementation's
 SILENT = frozenset(BY_NAME) - {"policy_raises_no_error"}
 """Rules that are off when bytes are to find a fault alone."""
 
@@ -149,25 +158,31 @@ class Catch:
 def catch(
     fault: Fault, *, runs: int, choices: int, seed: int, kernels: str = "torch", bytes_alone: bool = False
 ) -> Catch | None:
-    """The first run, in the configurations where the fault bites, that catches it: the catalogue's
-    stored run of it, if any (run -1), then walks."""
+    """The first run, in the configurations where the fault bites, that catches it: the catalogue's stored run
+    of it, if any (run -1), then walks, then a run that the model's own walk finds much faster (run -2)."""
     build = faulty(fault, kernels)
     off = SILENT if bytes_alone else frozenset()
+
+    def caught(run: refine.Run, number: int) -> Catch | None:
+        broken = refine.failure(run)
+        return Catch(run.config.name, number, len(run.choices), *broken) if broken else None
+
+    def replayed(config: Config, script: Sequence[Choice], number: int) -> Catch | None:
+        return caught(refine.replay(config, build, script, judged=not bytes_alone, off=off), number)
+
     known = hunt.stored(fault.name)
-    if known:
-        config, _, script = known
-        stored = refine.replay(config, build, script, judged=not bytes_alone, off=off)
-        broken = refine.failure(stored)
-        if broken:
-            return Catch(config.name, -1, len(stored.choices), *broken)
-    for number in range(runs):
-        for name in fault.bites:
-            config = configs.find(name)
+    found = replayed(known[0], known[2], -1) if known else None
+    todo = [configs.find(name) for name in fault.bites]
+    for number in range(0 if found else runs):
+        for config in todo:
             run = refine.refine_once(config, build, seed, number, choices, judged=not bytes_alone, off=off)
-            broken = refine.failure(run)
-            if broken:
-                return Catch(name, number, len(run.choices), *broken)
-    return None
+            found = found or caught(run, number)
+        if found:
+            break
+    for config in todo if not found and not bytes_alone else ():
+        model = hunt.find(config, fault.policy, runs=MODEL_RUNS * runs, choices=choices, seed=seed)
+        found = found or (replayed(config, model.choices, -2) if model else None)
+    return found
 
 
 def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,13 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    print("impl.refine: torch is not installed: pip install -e '.[kernels]'", file=sys.stderr)
+    sys.exit(2)
 
 from impl.decisions import Decisions
 from impl.device import Device, Feed, kernels_named
@@ -616,7 +622,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         todo = configurations(args)
         build = implementation(kernels=args.kernels, poison=args.poison)
-    except (ConfigError, ImportError) as error:
+    except ModuleNotFoundError as missing:
+        print(f"impl.refine: {missing.name} is not installed: pip install -e '.[kernels]'", file=sys.stderr)
+        return 2
+    except ConfigError as error:
         print(f"impl.refine: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)

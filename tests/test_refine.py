@@ -201,6 +201,20 @@ def test_poison_fills_whole_pages_and_no_others() -> None:
     assert (memory.words[2] == POISON).all() and not memory.words[[0, 1, 3]].any()
 
 
+def test_debug_mode_poisons_what_holds_nothing_and_only_that() -> None:
+    """The drafter's lookahead block is handed out, and no layer has written it yet."""
+    config = configs.named("plain-drafts")
+    worlds = [refine.RealWorld(config, refine.implementation(poison=poison)) for poison in (False, True)]
+    for world in worlds:
+        for choice in (("arrive", "r1", "0", 4, 3), ("schedule",), ("work",)):
+            assert world.choose(choice)
+    clean, poisoned = (world.engine.devices[0].memory.words for world in worlds)
+    changed = (clean != poisoned).any(1).nonzero().reshape(-1).tolist()
+    block = int(worlds[1].engine.devices[0].memory.source[0][0, 4 // config.groups[0].block_tokens])
+    assert changed and (poisoned[block][: 2 * CELL_WORDS] == POISON).all()
+    assert not any(world.verdict for world in worlds)
+
+
 def test_transfers_on_real_threads() -> None:
     """One smoke test without the deterministic executor: stores and loads on threads of their own,
     forwards beside."""
@@ -497,6 +511,17 @@ def test_bad_usage_is_one_line(capsys: pytest.CaptureFixture[str], words: tuple[
     assert refine.main(list(words)) == 2
     streams = capsys.readouterr()
     assert said in streams.err and streams.err.count("\n") == 1 and not streams.out
+
+
+@pytest.mark.parametrize("module", ["refine", "inject"])
+def test_without_torch_the_command_says_what_to_install(module: str) -> None:
+    code = (
+        "import runpy, sys; sys.modules['torch'] = None; "
+        f"sys.argv = ['{module}']; runpy.run_module('impl.{module}', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "torch is not installed: pip install -e '.[kernels]'" in done.stderr
 
 
 def test_a_bad_configuration_is_refused_in_one_line(
