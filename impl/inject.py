@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     known = injectable()
     if args.list:
-        print("\n".join(f"{name:<34}{fault.did}" for name, fault in known.items()))
+        print("\n".join(f"{name:<36}{fault.did}" for name, fault in known.items()))
         return 0
     unknown = [name for name in args.fault or () if name not in known]
     if unknown or args.runs < 1 or args.choices < 1:
@@ -225,11 +225,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     torch.set_num_threads(1)
     found = []
-    print(f"{'fault':<34}{'caught by':<34}{'bytes alone':<20}in")
+    print(f"{'fault':<36}{'caught by':<30}{'bytes alone':<20}in")
     for row in rows(args, {name: known[name] for name in args.fault or known}):
         found.append(row)
         caught = row["caught by"] or "NOT FOUND"
-        print(f"{row['fault']:<34}{caught:<34}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
+        print(f"{row['fault']:<36}{caught:<30}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
     missed = [row["fault"] for row in found if not row["caught by"]]
     print(
         f"\n{len(found) - len(missed)} of {len(found)} faults caught, "

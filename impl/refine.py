@@ -302,7 +302,8 @@ class RealWorld(World):
                     page = rank.memory.page(block) if late else self.named_page(key, key[1])
                     self.compare_page(what, rank.stage, page, device.memory.words[block], device)
         for key, entry in self.book.tier.items():
-            self.compare_chunk(key, entry.place)
+            if entry.state == "ready":
+                self.compare_chunk(key, entry.place)
 
     def named_page(self, key: Key, end: int) -> Page:
         """The page that a key names: the block in which its first ``end`` tokens end."""
