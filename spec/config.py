@@ -19,6 +19,7 @@ The TOML mirrors the dataclasses below; ``name``, ``hash_block_tokens`` and one 
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import tomllib
@@ -33,11 +34,22 @@ from spec.arith.division import cdiv
 
 SHIPPED_FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parent / "configs" / "models")
 LARGEST_PARALLEL = 4  # pipeline stages, and ranks of one stage, that the model walks
+LARGEST = 2**24  # of every number in a file; the longest contexts served have ten million tokens
+LONGEST_MESSAGE = 400  # characters
 BARE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be served; the message names the two numbers (or the key) that clash."""
+    """A configuration that cannot be served; the message names the two numbers (or the key) that clash.
+
+    It is one line whatever a file's keys, names and values hold: control characters are escaped and a long
+    text is cut in its middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        half = LONGEST_MESSAGE // 2
+        super().__init__(text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} ... {text[-half:]}")
 
 
 class Kind(StrEnum):
@@ -205,8 +217,9 @@ def load(path: str | Path) -> Config:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    except ValueError as error:  # the path itself can be none: a NUL in it
+        what = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"is no path: {error}"
+        raise ConfigError(f"{path}: {what}") from None
     try:
         return parse(text)
     except ConfigError as error:
@@ -222,7 +235,8 @@ def named(name: str) -> Config:
     """Load a shipped configuration by name.  Raises :class:`ConfigError` that lists the names otherwise."""
     files = shipped()
     if name not in files:
-        raise ConfigError(f"no configuration named {name!r}; shipped: {', '.join(files) or 'none'}")
+        near = difflib.get_close_matches(name, files, n=3) or sorted(files)[:3]
+        raise ConfigError(f"no configuration named {name!r}; --list names all, such as {', '.join(near)}")
     return load(files[name])
 
 
@@ -237,8 +251,10 @@ def parse(text: str) -> Config:
     """Read and check one configuration from TOML text.  Raises :class:`ConfigError`."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and integers of thousands of digits
         raise ConfigError(f"not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("not TOML that can be read: nested too deeply") from None
     _refuse_unknown(data, [*_TOP_LEVEL, *_TABLES, "source", "group"], "at the top level")
     values = _read(
         Config, {key: data[key] for key in _TOP_LEVEL if key in data}, _TOP_LEVEL, "at the top level"
@@ -354,6 +370,10 @@ def _typed(field: Field[Any], key: str, value: object, where: str) -> object:
         raise ConfigError(f"{key} {where} must be {_TYPE_WORDS[expected]}, got {value!r}")
     if isinstance(value, int) and expected == "int" and value < _LEAST[field.name]:
         raise ConfigError(f"{key} {where} must be at least {_LEAST[field.name]}, got {value}")
+    if isinstance(value, int) and value > LARGEST:
+        raise ConfigError(f"{key} {where} must be at most {LARGEST}, got {value}")
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{key} {where} must be one printable line, got {value!r}")
     if expected == "Kind":
         if value not in list(Kind):
             raise ConfigError(f"{key} {where} must be one of {', '.join(Kind)}, got {value!r}")
@@ -378,6 +398,8 @@ def _sources(value: object) -> Iterator[tuple[str, str]]:
     for key, text in _table(value, "[source]").items():
         if not isinstance(text, str):
             raise ConfigError(f"{key} in [source] must be a string, got {text!r}")
+        if not (key + text).isprintable():
+            raise ConfigError(f"{key} in [source] must be one printable line, got {text!r}")
         yield key, text
 
 
@@ -399,6 +421,8 @@ def _group_problems(config: Config) -> Iterator[str]:
         yield "no [[group]]: a deployment has at least one cache group"
     seen: set[str] = set()
     for group in config.groups:
+        if not group.name.strip():
+            yield f"name = {group.name!r} of a group must not be blank"
         if group.name in seen:
             yield f"two groups are named {group.name!r}"
         seen.add(group.name)
@@ -438,6 +462,11 @@ def _cache_problems(config: Config) -> Iterator[str]:
         yield f"hash_lookahead_tokens = {lookahead} with offload enabled = true: a connector switches it off"
     if lookahead and not config.prefill_lookahead_tokens:
         yield _needs_drafter(f"hash_lookahead_tokens = {lookahead}", config)
+    elif lookahead > config.prefill_lookahead_tokens:
+        yield (
+            f"hash_lookahead_tokens = {lookahead} is more than the {config.prefill_lookahead_tokens} that "
+            f"drafts = {config.drafts} with draft_modules = {config.draft_modules} read past a hit"
+        )
     if config.tail_drop and not config.prefill_lookahead_tokens:
         yield _needs_drafter("tail_drop = true", config)
 

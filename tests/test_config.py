@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 
@@ -223,9 +223,19 @@ REFUSALS: list[tuple[str, tuple[tuple[str, str], ...], str]] = [
         "hash_lookahead_tokens = 1 is for a drafter that reads the cache, got drafts = 3 and draft_modules = 0",
     ),
     (
+        "lookahead too long",
+        (("tail_drop = true", "hash_lookahead_tokens = 4"), ("enabled = true", "enabled = false")),
+        "hash_lookahead_tokens = 4 is more than the 3 that drafts = 3 with draft_modules = 2 read past a hit",
+    ),
+    (
         "drop alone",
         (("draft_modules = 2", ""),),
         "tail_drop = true is for a drafter that reads the cache, got drafts = 3 and draft_modules = 0",
+    ),
+    (
+        "blank group",
+        (('name = "state"', 'name = " "'),),
+        "name = ' ' of a group must not be blank",
     ),
     # speculation
     (
@@ -348,11 +358,47 @@ def test_a_file_is_named_in_its_refusal(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: pp = 5 is more than the 4 that the model walks"
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_an_unknown_name_is_told_near_ones() -> None:
     with pytest.raises(ConfigError) as caught:
-        config.find("no-such-model")
-    assert str(caught.value).startswith("no configuration named 'no-such-model'; shipped: ")
-    assert "gpt-oss" in str(caught.value) and "\n" not in str(caught.value)
+        config.find("gpt-os")
+    assert str(caught.value) == "no configuration named 'gpt-os'; --list names all, such as gpt-oss"
+    with pytest.raises(ConfigError, match="--list names all, such as "):
+        config.find("")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x = " + "[" * 5000, "not TOML that can be read: nested too deeply"),
+        ("x = " + "9" * 5000, "not TOML: Exceeds the limit"),
+        ('name = "a\\nb"', r"name at the top level must be one printable line, got 'a\nb'"),
+        ('name = "x"\n[source]\n"a\\nb" = "c"', r"a\nb in [source] must be one printable line, got 'c'"),
+        ("name = [" + "1," * 5000 + "]", "name at the top level must be a string, got [1, 1, 1"),
+    ],
+    ids=["deep", "digits", "newline", "newline in a key", "long value"],
+)
+def test_whatever_a_file_holds_the_refusal_is_one_short_line(text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(text)
+    assert str(caught.value).startswith(line)
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= config.LONGEST_MESSAGE + 5
+
+
+@pytest.mark.parametrize("path", ["a\nb.toml", "a" * 5000 + ".toml", "a\0.toml"])
+def test_whatever_a_path_is_the_refusal_is_one_short_line(path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.find(path)
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= config.LONGEST_MESSAGE + 5
+
+
+def test_every_integer_has_a_greatest_value() -> None:
+    """A number that no deployment has would otherwise only be noticed by a report that never ends."""
+    for owner in (Config, Group):
+        for field in fields(owner):
+            if field.type == "int":
+                for value in (config.LARGEST + 1, 10**30):
+                    with pytest.raises(ConfigError, match=f"must be at most {config.LARGEST}, got {value}"):
+                        config._typed(field, field.name, value, "here")
 
 
 @pytest.mark.parametrize("name", config.shipped())
