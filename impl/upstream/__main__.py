@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     many.add_argument("--releases", nargs="+", metavar="X", default=list(KNOWN))
     many.add_argument("--record", action="store_true", help="write verdicts.json and the documents' table")
     for command in (one, many):
-        command.add_argument("--runs", type=positive, metavar="R", help="walks a case (default: the case's own)")
+        command.add_argument(
+            "--runs", type=positive, metavar="R", help="walks a case (default: the case's own)"
+        )
         command.add_argument("--choices", type=positive, metavar="N", help="choices a walk")
         command.add_argument("--seed", type=int, default=0, metavar="S")
         command.add_argument("--json", metavar="FILE")

@@ -138,7 +138,10 @@ def reduced(config: Config, policy: Release, found: Refutation) -> Refutation:
 #: kind of decision -> upstream functions that took it
 DECIDES = {
     "alloc": ("v1/core/block_pool.py", "BlockPool.get_new_blocks"),
-    "adopt": ("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager.add_local_computed_blocks"),
+    "adopt": (
+        "v1/core/single_type_kv_cache_manager.py",
+        "SingleTypeKVCacheManager.add_local_computed_blocks",
+    ),
     "move": ("v1/core/single_type_kv_cache_manager.py", "MambaManager._relocate_speculative_block"),
     "drop": ("v1/core/block_pool.py", "BlockPool.free_blocks"),
     "publish": ("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager.cache_blocks"),
@@ -283,7 +286,7 @@ def plain(result: CaseResult) -> dict[str, Any]:
         "refuted": {
             rule: {
                 "text": found.text,
-                "choices": [script.line(choice) for choice in found.choices],
+                "choices": lines(found.choices),
                 "disciplines": list(found.disciplines),
                 "functions": list(found.functions),
             }
@@ -292,7 +295,11 @@ def plain(result: CaseResult) -> dict[str, Any]:
     }
 
 
+def lines(choices: Choices) -> list[str]:
+    """Choices as a script."""
+    return [script.line(choice) for choice in choices]
+
+
 def breaks_again(config: Config, policy: Release, choices: Sequence[str]) -> Breach | None:
     """The verdict of a recorded run, replayed."""
     return replay(config, policy, [script.parse(line) for line in choices]).verdict
-

@@ -33,7 +33,8 @@ class Drawn(Adversary):
     """The walker's adversary within limits."""
 
     def __init__(self, config: Config, random: Random, options: Options, limits: Limits) -> None:
-        weights = tuple((kind, 0 if kind == "fail" else weight) for kind, weight in options.weights)
+        own = {"fail": 0, "reset": 10} if limits.resets_tier else {"fail": 0}
+        weights = tuple((kind, own.get(kind, weight)) for kind, weight in options.weights)
         super().__init__(config, random, replace(options, weights=weights))
         self.limits = limits
 
@@ -115,5 +116,7 @@ def required(config: Config) -> dict[str, Callable[[World], int]]:
     if config.pool_blocks - 1 < config.slots * pool_blocks_of_one_request(config):
         needed["preempted"] = lambda world: world.witnesses["preempted"]
     if any(group.kind is Kind.MAMBA for group in config.groups) and config.drafts:
-        needed["crossing_with_accepted_offset"] = lambda world: world.witnesses["crossing_with_accepted_offset"]
+        needed["crossing_with_accepted_offset"] = lambda world: world.witnesses[
+            "crossing_with_accepted_offset"
+        ]
     return needed

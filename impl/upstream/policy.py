@@ -17,7 +17,7 @@ from typing import Any
 
 from impl.upstream import patches, workers
 from impl.upstream.child import Child
-from impl.upstream.workers import V2, Message, Row, Worker
+from impl.upstream.workers import V1, V2, Message, Row, Worker
 from spec.book import Key
 from spec.chains import EMPTY, Chains
 from spec.config import Config, ConfigError
@@ -75,9 +75,10 @@ class Upstream:
         self.reports: dict[int, list[tuple[int, int]]] = {}  # step that carries it -> (job, rank)
         self.flying: dict[int, Plain] = {}  # step in flight -> what the scheduler sent
         divisor = self.geometry["split_divisor_tokens"]
-        kind = {"v2": V2}[config.runner]
+        kind = {"v1": V1, "v2": V2}[config.runner]
         self.workers: list[Worker] = [
-            kind(release.child.release, config, divisor, rank, release.changes) for rank in range(config.ranks)
+            kind(release.child.release, config, divisor, rank, release.changes)
+            for rank in range(config.ranks)
         ]
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -247,9 +248,12 @@ class Upstream:
             message.fresh.append((uid, new["computed"], new["known"], self.longest[uid], table))
             computed[new["request"]] = new["computed"]
         for old in out["cached"]:
-            if old["resumed"]:
-                raise AdapterError(f"{old['request']} is resumed as a cached request")
             computed[old["request"]] = old["computed"]
+            if old["resumed"]:  # v1: as a cached request with its whole table
+                uid = self.uids[old["request"]]
+                table = tuple(tuple(blocks) for blocks in old["blocks"])
+                message.fresh.append((uid, old["computed"], 0, self.longest[uid], table))
+                continue
             if old["blocks"] is not None:
                 table = tuple(tuple(blocks) for blocks in old["blocks"])
                 message.appended.append((self.uids[old["request"]], table))

@@ -82,7 +82,9 @@ class Message:
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)
     stores: list[int] = field(default_factory=list)
-    loads: list[tuple[int, bool]] = field(default_factory=list)  # job, and whether this step's forward reads it
+    loads: list[tuple[int, bool]] = field(
+        default_factory=list
+    )  # job, and whether this step's forward reads it
 
 
 @dataclass(slots=True)
@@ -136,6 +138,10 @@ class Worker:
         """Private state as text."""
         return repr((self.lives, self.queued, self.collected))
 
+    def program(self, message: Message) -> Program:
+        """The step's operations in the release's order."""
+        raise NotImplementedError
+
     def prefilling(self, row: Row) -> bool:
         """Whether the row computes tokens that were known when the request entered the batch."""
         return min(row.computed, self.lives[row.uid].prefill) < self.lives[row.uid].prefill
@@ -173,7 +179,7 @@ class Worker:
 
     def forward(self, message: Message, rows: list[Row]) -> Program:
         """The forward; up to 0.31 decode rows without drafts read the state at offset 0."""
-        batch = self.batch(rows)
+        batch = self.verified(rows)
         before: Program = []
         if not self.facts.zero_draft_rows_use_offset:
             slots = tuple(self.lives[r.uid].slot for r in rows if self.decodes(r) and not r.drafts)
@@ -181,7 +187,7 @@ class Worker:
         index: tuple[TableRow, ...] = tuple(Deref("gathered", i) for i in range(self.padded(len(rows))))
         return [*before, ("main", Forward(message.step, batch, index))]
 
-    def batch(self, rows: list[Row]) -> tuple[BatchRow, ...]:
+    def verified(self, rows: list[Row]) -> tuple[BatchRow, ...]:
         """The batch as the world sees it."""
         return tuple(
             BatchRow(row.uid, self.lives[row.uid].slot, row.tokens, self.decodes(row), row.padded)
@@ -202,7 +208,9 @@ class Worker:
         """Running columns advance; states move to them."""
         if not self.mamba_block:
             return []
-        operands = tuple((self.row(i, row), self.lives[row.uid].slot, row.tokens) for i, row in enumerate(rows))
+        operands = tuple(
+            (self.row(i, row), self.lives[row.uid].slot, row.tokens) for i, row in enumerate(rows)
+        )
         return [("main", PreProcess(operands))]
 
     def row(self, index: int, row: Row) -> TableRow:
@@ -290,7 +298,7 @@ class V2(Worker):
                 case Does.POSTPROCESS:
                     made += self.post(message, rows)
                 case Does.DRAFT if config.draft_modules > 1:
-                    made.append(("main", Draft(message.step, self.batch(rows))))
+                    made.append(("main", Draft(message.step, self.verified(rows))))
                 case (
                     Does.SUBMIT_STORES
                     | Does.FLUSH
@@ -358,4 +366,213 @@ class V2(Worker):
                 if blocks:
                     made.append(("main", SetRow(group, life.slot, life.lengths[group], blocks)))
                     life.lengths[group] += len(blocks)
+        return made
+
+
+@dataclass(slots=True)
+class SetComputed(Op):
+    """The host's counts of computed tokens reach the device, row by row."""
+
+    counts: tuple[tuple[int, int], ...]  # (row, tokens)
+
+    def run(self, world: World, rank: Rank) -> None:
+        for row, tokens in self.counts:
+            rank.memory.computed[row] = tokens
+
+
+class V1(Worker):
+    """The v1 runner (``v1/worker/gpu_model_runner.py``): batch rows are dense, and move.
+
+    A row that its request leaves, for good or because a step left it out, loses the accepted count; the running
+    column is kept by request.
+    """
+
+    def __init__(
+        self, release: str, config: Config, divisor: int, rank: int, repairs: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(release, config, divisor, rank, repairs)
+        self.batch: list[UserId | None] = []
+        self.tables: dict[UserId, list[list[int]]] = {}  # what the host knows of each request's blocks
+        self.columns: dict[UserId, int] = {}  # running column of its last step
+        self.last_rows: dict[UserId, int] = {}  # rows of the last step that computed something
+        self.last_step = 0
+
+    def fingerprint(self) -> str:
+        return repr((super().fingerprint(), self.batch, self.tables, self.columns, self.last_rows, self.last_step))
+
+    def decodes(self, row: Row) -> bool:
+        """Whether the row is a verification (``_prepare_inputs``: ``num_decode_draft_tokens``)."""
+        return row.tokens == row.drafts + 1
+
+    def row(self, index: int, row: Row) -> TableRow:
+        """Its one set of tables has the batch's order."""
+        return Deref("source", self.lives[row.uid].slot)
+
+    def program(self, message: Message) -> Program:
+        """The step's operations in the release's order."""
+        made: Program = []
+        rows: list[Row] = []
+        moves: list[tuple[int, int]] = []
+        fresh: list[UserId] = []
+        operations = worker_order.program(
+            self.release,
+            "v1",
+            last_rank=self.last_stage,
+            forward=bool(message.rows),
+            speculation=self.config.drafts > 0,
+        )
+        scheduled = {row.uid for row in message.rows}
+        for operation in operations:
+            match operation.does:
+                case Does.FINISH:
+                    for uid in message.left:
+                        made += self.leave(uid)
+                        self.tables.pop(uid, None)
+                        self.columns.pop(uid, None)
+                case Does.ZERO if message.zero:
+                    made.append(("main", Zero(tuple(message.zero))))
+                case Does.COPY_BLOCKS if message.copies:
+                    made.append(("main", CopyPage(tuple(message.copies))))
+                case Does.LEAVE_BATCH:
+                    for uid in [uid for uid in self.lives if uid not in scheduled]:
+                        made += self.leave(uid)
+                case Does.APPEND_ROW:
+                    made += self.append(message)
+                case Does.ADD:
+                    added, fresh = self.add(message)
+                    made += added
+                case Does.CONDENSE:
+                    moves = self.condense()
+                    made += [("main", Permute((move,), ())) for move in moves]
+                case Does.REORDER:
+                    swaps = self.reorder(message)
+                    made += [("main", Permute((), (swap,))) for swap in swaps]
+                    made += self.counts(moves, swaps, fresh)
+                    rows = sorted(message.rows, key=lambda row: self.lives[row.uid].slot)
+                case Does.COMMIT_ROWS:
+                    made += self.gather(rows)
+                    if not self.config.async_scheduling:
+                        counts = tuple((self.lives[row.uid].slot, row.computed) for row in rows)
+                        made.append(("main", SetComputed(counts)))
+                case Does.PRECOPY:
+                    made += self.precopy(rows)
+                    if self.mamba_block:
+                        for row in rows:
+                            column = align.running_column(row.computed, row.tokens, self.mamba_block)
+                            self.columns[row.uid] = column
+                case Does.FORWARD:
+                    made += self.forward(message, rows)
+                case Does.SAMPLE:
+                    made.append(("main", Sample(message.step)))
+                case Does.POSTPROCESS:
+                    made += self.post(message, rows)
+                case Does.ACCEPTED_COPY if self.config.async_scheduling:
+                    made.append(("counts", CopyCounts(message.step, "rows", -1)))
+                    self.last_step = message.step
+                    self.last_rows = {uid: life.slot for uid, life in self.lives.items()}
+                case Does.DRAFT if self.config.draft_modules > 1:
+                    made.append(("main", Draft(message.step, self.verified(rows))))
+                case (
+                    Does.SUBMIT_STORES
+                    | Does.FLUSH
+                    | Does.SYNC_LOADS
+                    | Does.LOADS
+                    | Does.QUEUE_STORES
+                    | Does.COLLECT
+                ):
+                    made += self.transfer(operation.does, message)
+        return made
+
+    def leave(self, uid: UserId) -> Program:
+        """A request leaves its row; the gap is filled later."""
+        life = self.lives.pop(uid, None)
+        if life is None:
+            return []
+        self.batch[life.slot] = None
+        return [("main", Leave(life.slot))]
+
+    def append(self, message: Message) -> Program:
+        """New blocks at the end of what the host knows, and of the row if the request has one."""
+        made: Program = []
+        for uid, table in message.appended:
+            for group, blocks in enumerate(table):
+                known = self.tables[uid][group]
+                if uid in self.lives and blocks:
+                    made.append(("main", SetRow(group, self.lives[uid].slot, len(known), blocks)))
+                known.extend(blocks)
+        return made
+
+    def add(self, message: Message) -> tuple[Program, list[UserId]]:
+        """New, resumed and left-out requests take the smallest gaps, then new rows at the end."""
+        for uid, computed, _, _, table in message.fresh:
+            self.tables[uid] = [list(blocks) for blocks in table]
+            self.columns[uid] = align.seed_column(computed, self.divisor) if self.mamba_block else -1
+        known = {uid: (prefill, longest) for uid, _, prefill, longest, _ in message.fresh}
+        made: Program = []
+        fresh = []
+        for row in message.rows:
+            if row.uid in self.lives:
+                continue
+            gap = next((at for at, uid in enumerate(self.batch) if uid is None), len(self.batch))
+            if gap == len(self.batch):
+                self.batch.append(None)
+            self.batch[gap] = row.uid
+            prefill, longest = known.get(row.uid, (0, 0))
+            self.lives[row.uid] = Lives(gap, prefill, longest, [])
+            column = self.columns.get(row.uid, -1)
+            made += [("main", Take(gap, row.uid)), ("main", SetSlot(gap, 1, column, row.computed))]
+            made += [
+                ("main", SetRow(group, gap, 0, tuple(blocks)))
+                for group, blocks in enumerate(self.tables[row.uid])
+            ]
+            fresh.append(row.uid)
+        return made, fresh
+
+    def condense(self) -> list[tuple[int, int]]:
+        """The last rows move into the gaps (``InputBatch.condense``)."""
+        moves = []
+        while None in self.batch:
+            if self.batch[-1] is None:
+                self.batch.pop()
+                continue
+            gap, last = self.batch.index(None), len(self.batch) - 1
+            uid = self.batch.pop()
+            assert uid is not None
+            self.batch[gap] = uid
+            self.lives[uid].slot = gap
+            moves.append((last, gap))
+        return moves
+
+    def reorder(self, message: Message) -> list[tuple[int, int]]:
+        """Verifications first, longer rows after them
+        (``v1/attention/backends/utils.py::reorder_batch_to_split_decodes_and_prefills``)."""
+        tokens = {row.uid: row.tokens for row in message.rows}
+        swaps = []
+        first, last = 0, len(self.batch) - 1
+        while first < last:
+            one, two = self.batch[first], self.batch[last]
+            assert one is not None and two is not None
+            if tokens[one] <= 1 + self.config.drafts:
+                first += 1
+            elif tokens[two] > 1 + self.config.drafts:
+                last -= 1
+            else:
+                self.batch[first], self.batch[last] = two, one
+                self.lives[one].slot, self.lives[two].slot = last, first
+                swaps.append((first, last))
+        return swaps
+
+    def counts(
+        self, moves: list[tuple[int, int]], swaps: list[tuple[int, int]], fresh: list[UserId]
+    ) -> Program:
+        """Asynchronous scheduling: accepted counts come back through the batch's own host rows."""
+        if not (self.config.async_scheduling and self.config.drafts):
+            return []
+        rows = tuple(self.lives[uid].slot for uid in fresh)
+        made: Program = [("main", HostRows("rows", tuple(moves), tuple(swaps), rows))]
+        before = [(life.slot, self.last_rows.get(uid, -1)) for uid, life in self.lives.items()]
+        if not self.last_step:
+            before = [(slot, then) for slot, then in before if then < 0]
+        made.append(("main", HostCounts(self.last_step, "rows", tuple(before))))
+        self.last_step, self.last_rows = 0, {}
         return made

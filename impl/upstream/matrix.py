@@ -1,0 +1,237 @@
+"""``python -m impl.upstream matrix``: cases, kernels and mutants against releases, each cell from runs.
+
+Known history must come out by itself (:data:`HISTORY`).  Everything else is compared with what the repository
+records (``verdicts.json``); ``--record`` writes it anew, with every reduced run, and the table into the
+documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from impl.upstream import cases, check
+from impl.upstream.check import HOLDS, REFUTED, UNDETERMINED
+from impl.upstream.child import Child
+from impl.upstream.drive import walked
+from impl.upstream.env import Unavailable, prepared, with_kernels
+from impl.upstream.patches import MUTANTS
+from impl.upstream.policy import Release
+from impl.upstream.releases import KNOWN, require_known
+
+VERDICTS = Path(__file__).with_name("verdicts.json")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "upstream.md"
+BEGIN, END = "<!-- part: matrix -->", "<!-- end part -->"
+
+#: case -> releases that must refute it; in all others of HISTORY_KNOWN it must hold
+HISTORY = {
+    "retained-window": ("0.30.0",),
+    "late-rows": ("0.30.0", "0.31.0"),
+    "resume-column": ("0.30.0", "0.31.0"),
+    "split-divisor": KNOWN,
+}
+#: case -> a discipline that must be broken on the way of its refutation: the cause
+CAUSE = {"late-rows": "late_kernel_reads_slot_rows"}
+#: mutant -> case in which it bites
+BITES = {"early_window_free": "window-async", "lost_touch": "attention", "key_one_token_early": "drafts"}
+MUTANT_RUNS = 200
+
+
+def kernel_rows(release: str) -> dict[str, tuple[str, str]]:
+    """The release's own state-copy kernels in Triton's interpreter: row -> (verdict, what was seen).
+
+    Three requests of four-token state blocks decode with two drafts; before their post-process runs, two of
+    them are gathered again in another order.  Only slot 2 reaches a boundary: its own block must be written,
+    from its own scratch state.  Then a request resumes at 8 tokens while the smallest block is 2: its state
+    is in column 1.
+    """
+    use = prepared(release)
+    try:
+        environment = with_kernels(use)
+    except Unavailable as error:
+        return dict.fromkeys(("kernel-late-rows", "kernel-resume-column"), (UNDETERMINED, str(error)))
+    with Child(use, module="impl.upstream.statecopy", environment=environment) as child:
+        ask = child.ask
+        ask("new", slots=3, drafts=2, block_tokens=4, cache_block_tokens=2)
+        resumed = ask("add", slot=0, computed=8)["column"]
+        for slot in range(3):
+            ask("row", slot=slot, blocks=[10 * slot + col for col in range(1, 7)], overwrite=True)
+            ask("add", slot=slot, computed=0)
+        order = [2, 0, 1]
+        ask("gather", slots=order)
+        ask("before", slots=order, lengths=[6, 6, 6], computed=[0, 0, 0])
+        ask("after", slots=order, sampled=[1, 1, 1], computed=[6, 6, 6])
+        ask("gather", slots=order)
+        ask("before", slots=order, lengths=[3, 3, 3], computed=[6, 6, 6])
+        ask("gather", slots=[1, 2])
+        late = ask("after", slots=order, sampled=[3, 1, 1], computed=[7, 7, 9])["copied"]
+    written = {int(block): held[0] for block, held in late.items()}
+    return {
+        "kernel-late-rows": (
+            HOLDS if written == {22: 24} else REFUTED,
+            "writes " + ", ".join(f"block {to} from {source}" for to, source in written.items()),
+        ),
+        "kernel-resume-column": (HOLDS if resumed == 1 else REFUTED, f"starts from column {resumed}"),
+    }
+
+
+def mutant_row(release: Release, mutant: str, seed: int, choices: int | None) -> dict[str, Any]:
+    """Walk until the mutant is found; the reduced run."""
+    case = cases.BY_NAME[BITES[mutant]]
+    policy, config = release.changed(mutant), case.load()
+    for number in range(MUTANT_RUNS):
+        world, made = walked(config, policy, seed, number, choices or case.choices, case.limits)
+        if world.verdict:
+            found = check.Refutation(world.verdict.rule, world.verdict.text, made, ())
+            short = check.reduced(config, policy, found)
+            return {
+                "case": case.name,
+                "verdict": REFUTED,
+                "runs": number + 1,
+                "rule": short.rule,
+                "text": short.text,
+                "choices": check.lines(short.choices),
+            }
+    return {"case": case.name, "verdict": UNDETERMINED, "runs": MUTANT_RUNS}
+
+
+def run_release(given: argparse.Namespace, release: str) -> dict[str, Any]:
+    """All rows of one release."""
+    rows: dict[str, Any] = {}
+    with Child(prepared(release)) as child:
+        policy = Release(child)
+        for case in cases.CASES:
+            began = time.perf_counter()
+            result = check.run_case(case, policy, runs=given.runs, choices=given.choices, seed=given.seed)
+            rows[case.name] = check.plain(result)
+            print(
+                f"  {release} {case.name}: {cell(rows[case.name])} ({time.perf_counter() - began:.0f} s)",
+                flush=True,
+            )
+        mutants = {}
+        if release == max(given.releases):
+            for mutant in MUTANTS:
+                mutants[mutant] = mutant_row(policy, mutant, given.seed, given.choices)
+                print(f"  {release} {mutant}: {mutants[mutant]['verdict']}", flush=True)
+    kernels = {
+        name: {"verdict": verdict, "seen": seen} for name, (verdict, seen) in kernel_rows(release).items()
+    }
+    return {"cases": rows, "kernels": kernels, "mutants": mutants}
+
+
+def cell(row: dict[str, Any]) -> str:
+    """One cell: the verdict, and what refuted it in how many choices."""
+    if row.get("refused"):
+        return "not given"
+    broken = [f"`{rule}` in {len(found['choices'])}" for rule, found in row.get("refuted", {}).items()]
+    return f"refuted: {', '.join(broken)}" if broken else str(row["verdict"])
+
+
+# -- expectations --------------------------------------------------------------------------------------------
+
+
+def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """What is not as expected, with its exit code: history first, then the record."""
+    for release, rows in made.items():
+        for name, refuted in HISTORY.items():
+            row = rows["cases"][name]
+            want = REFUTED if release in refuted else HOLDS
+            if row["verdict"] != want:
+                yield f"{release} {name}: {row['verdict']}, history says {want}", code(row["verdict"])
+            elif want == REFUTED and name in CAUSE:
+                causes = [found["disciplines"] for found in row["refuted"].values()]
+                if not any(CAUSE[name] in disciplines for disciplines in causes):
+                    yield f"{release} {name}: refuted, but not by {CAUSE[name]}", 1
+        for name, by in (("kernel-late-rows", "late-rows"), ("kernel-resume-column", "resume-column")):
+            verdict = rows["kernels"][name]["verdict"]
+            want = REFUTED if release in HISTORY[by] else HOLDS
+            if verdict != want:
+                yield f"{release} {name}: {verdict}, history says {want}", code(verdict)
+        for mutant, row in rows["mutants"].items():
+            if row["verdict"] != REFUTED:
+                yield f"{release} with {mutant}: not found in {row['runs']} runs", 3
+        for name, row in rows["cases"].items():
+            before = recorded.get(release, {}).get("cases", {}).get(name)
+            if before is not None and name not in HISTORY and before["verdict"] != row["verdict"]:
+                yield (
+                    f"{release} {name}: {row['verdict']}, recorded is {before['verdict']}",
+                    code(row["verdict"]),
+                )
+
+
+def code(verdict: str) -> int:
+    """Exit code of an unexpected verdict."""
+    return 3 if verdict == UNDETERMINED else 1
+
+
+def table(made: dict[str, Any]) -> Iterator[str]:
+    """The matrix as Markdown."""
+    releases = list(made)
+    yield "| case | configuration | " + " | ".join(releases) + " |"
+    yield "|---|---|" + "---|" * len(releases)
+    for case in cases.CASES:
+        marks = "".join(f", {name} repaired" for name in case.repairs)
+        cells = [cell(made[release]["cases"][case.name]) for release in releases]
+        yield f"| {case.name}: {case.why} | `{case.config}`{marks} | " + " | ".join(cells) + " |"
+    for name in ("kernel-late-rows", "kernel-resume-column"):
+        cells = [
+            f"{made[r]['kernels'][name]['verdict']}: {made[r]['kernels'][name]['seen']}" for r in releases
+        ]
+        yield f"| {name}: the release's own kernels, interpreted | | " + " | ".join(cells) + " |"
+    for mutant in MUTANTS:
+        cells = []
+        for release in releases:
+            row = made[release]["mutants"].get(mutant)
+            found = f"found in run {row['runs']}: `{row['rule']}`" if row and "rule" in row else "not found"
+            cells.append(found if row else "")
+        yield f"| mutant {mutant} | `{BITES[mutant]}` | " + " | ".join(cells) + " |"
+
+
+def write_document(made: dict[str, Any], command: str) -> None:
+    """Put the table into the document's part ``matrix``.  Raises ``ValueError`` if it has none."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    first, last = text.find(BEGIN), text.find(END)
+    if first < 0 or last < first:
+        raise ValueError(f"{DOCUMENT} has no part {BEGIN} ... {END}")
+    body = "\n".join(["", f"Made by `{command}`.", "", *table(made), ""])
+    DOCUMENT.write_text(text[: first + len(BEGIN)] + body + text[last:], encoding="utf-8")
+
+
+def recorded() -> dict[str, Any]:
+    """The verdicts that the repository records; empty before the first record."""
+    if not VERDICTS.exists():
+        return {}
+    stored: dict[str, Any] = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    return stored
+
+
+def run_matrix(given: argparse.Namespace) -> int:
+    """The ``matrix`` command; the exit code."""
+    for release in given.releases:
+        require_known(release)
+        prepared(release)
+    print(
+        f"matrix: vllm {', '.join(given.releases)}; {len(cases.CASES)} cases; seed {given.seed}", flush=True
+    )
+    made = {release: run_release(given, release) for release in given.releases}
+    before = {} if given.record else recorded()
+    print()
+    print("\n".join(table(made)))
+    found = list(differences(made, before))
+    for text, _ in found:
+        print(f"not as expected: {text}")
+    if given.json:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(made, file, indent=1)
+            file.write("\n")
+    if given.record:
+        VERDICTS.write_text(json.dumps(recorded() | made, indent=1) + "\n", encoding="utf-8")
+        write_document(recorded(), "python -m impl.upstream matrix --record")
+    codes = {exit_code for _, exit_code in found}
+    if not found:
+        print("all as expected")
+    return 1 if 1 in codes else 3 if codes else 0
