@@ -14,6 +14,7 @@ from math import lcm
 from typing import Any
 
 from spec.arith import align, coverage
+from spec.arith.division import floordiv
 from spec.book import Book, Key, Request, Status
 from spec.chains import Chains
 from spec.config import Config, Kind
@@ -507,7 +508,7 @@ class Reference:
                         total + q + tables.lookahead_tokens(self.config),
                         request.prompt + self.plans[request.uid].outputs,
                     )
-                    held = max(lengths[g], tables.first_kept_column(self, group, total))
+                    held = max(lengths[g], floordiv(total, group.block_tokens))
                     taken += coverage.blocks_of(max(upto, total + q), group.block_tokens) - held
         return taken <= len(self.book.free)
 

@@ -10,6 +10,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from spec.arith import align, coverage
+from spec.arith.division import floordiv
 from spec.book import Key, Request
 from spec.config import Config, Group, Kind
 
@@ -136,7 +137,7 @@ def new_columns(
     plan = ref.plans[request.uid]
     if group.kind is not Kind.MAMBA:
         upto = min(c + q + lookahead_tokens(config), request.prompt + plan.outputs)
-        first = max(length, first_kept_column(ref, group, c))  # a hit may leave nothing to hold before it
+        first = max(length, floordiv(c, group.block_tokens))  # nothing will be written before the first token
         return [], list(range(first, coverage.blocks_of(max(upto, c + q), group.block_tokens)))
     required = align.required_columns(c, q, group.block_tokens, config.drafts)
     if required <= length:
