@@ -102,7 +102,8 @@ def test_hypothesis_generation_finds_one_too() -> None:
     fault = CATALOGUE["row-by-batch-index"]
     from spec.faults.hunt import find_by_hypothesis
 
-    said = find_by_hypothesis(configs.named(fault.bites[0]), fault.policy, examples=150, choices=80, seed=0)
+    config = configs.named(fault.bites[0])
+    said = find_by_hypothesis(config, fault.policy, examples=150, choices=80, seed=0)
     assert said.startswith("found in example")
 
 
