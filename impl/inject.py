@@ -34,11 +34,13 @@ from impl.device import Device
 from impl.kernels.layout import GatherTables
 from impl.refine import BYTES, Build, implementation
 from spec import config as configs
+from spec import handbook
 from spec.config import Config
 from spec.faults import CATALOGUE, Fault, hunt
 from spec.faults.fault import HARMLESS
 from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, TableRow
 from spec.rules import BY_NAME
+from spec.trace import commit
 from spec.world import Choice
 
 RUNS, CHOICES = 60, 200
@@ -211,6 +213,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--choices", type=int, default=CHOICES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="write the table into the document's part 'inject'"
+    )
     args = parser.parse_args(argv)
     known = injectable()
     if args.list:
@@ -243,6 +248,26 @@ def main(argv: list[str] | None = None) -> int:
                 indent=1,
             )
             file.write("\n")
+    if args.markdown:
+        given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
+        table = [
+            (f"`{row['fault']}`", row["caught by"] or "not found", row["bytes alone"] or "-", row["in"])
+            for row in found
+        ]
+        words = (
+            f"`python -m impl.inject{given}`\n\nCommit {commit() or 'unknown'}: "
+            f"{len(found) - len(missed)} of {len(found)} faults caught; at most {args.runs} runs of "
+            f"{args.choices} choices each.\n\n"
+        )
+        try:
+            handbook.record(
+                args.markdown,
+                "inject",
+                words + handbook.table(("fault", "caught by", "bytes alone", "in"), table),
+            )
+        except (OSError, ValueError) as error:
+            print(f"impl.inject: {error}", file=sys.stderr)
+            return 2
     return 3 if missed else 0
 
 

@@ -1,8 +1,7 @@
-"""Refinement: the implementation drives a world on real bytes, and everything that anyone reads is
-compared.
+"""Refinement: the implementation drives a world on real bytes; all that anyone reads is compared.
 
 ``python -m impl.refine [--device cpu] [--kernels torch|triton] [--runs R] [--choices N] [--seed S]
-[--config NAME|FILE|--list] [--json FILE] [--poison]``
+[--config NAME|FILE|--all|--list] [--json FILE] [--poison]``
 
 The implementation's answers are the policy's answers.  Host decisions are judged by the contracts and
 compared with the reference (``spec.lockstep``).  Each operation that the world runs on its ghost is then
@@ -10,6 +9,9 @@ run on the rank's real memory, through the kernels, and what it read is compared
 the bytes of every attended position, of every state that a forward goes on from, of every page that a
 transfer delivered, of every block and host chunk that can still be found by a key when the run is over.
 Token prefixes become bytes by the closed form of ``impl.model``.
+
+Without ``--config``, ``--all``, ``--runs`` and ``--choices`` every kind of choice and every witness of the
+walk must be reached, else the verdict is undetermined.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from impl.device import Device, Feed, kernels_named
 from impl.engine import Engine
 from impl.model import CELL_WORDS, LANES, TAPS, Truth, first_attended
 from spec import config as configs
-from spec import reduce
+from spec import handbook, reduce
 from spec.book import Key
 from spec.chains import ZERO, Chains
 from spec.config import Config, ConfigError, Kind
@@ -45,9 +47,11 @@ from spec.events import Event
 from spec.lockstep import WRONG, Difference, Lockstep, lockstep
 from spec.memory import CONV, TEMPORAL, Page
 from spec.ops import Draft, End, Forward, Op, UserId
-from spec.walk import COMPOSED, WEIGHTS, Adversary, Options, draw_options
+from spec.trace import commit
+from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, draw_options
 from spec.world import Breach, Choice, Rank, Reply, Transfer, World
 
+RUNS, CHOICES = 20, 200
 BYTES = "bytes_match_ghost"
 """The rule that this harness adds to the world's: real bytes are those that the ghost stands for."""
 
@@ -540,6 +544,12 @@ def lines(report: Report) -> Iterator[str]:
         yield f"\ndisciplines broken on the way: {dict(report.disciplines)}"
 
 
+def unreached(report: Report) -> list[str]:
+    """Kinds of choice and witnesses that no run has reached."""
+    choices = [kind for kind in WEIGHTS if not report.fired[kind]]
+    return choices + [name for name in WITNESSES if not report.witnesses[name]]
+
+
 def show_failure(run: Run, build: Build) -> Iterator[str]:
     """The reduced trace of a failed run, and where the values differ."""
     broken = failure(run)
@@ -582,6 +592,28 @@ def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, 
     }  # fmt: skip
 
 
+def markdown(report: Report, command: str, verdict: str) -> str:
+    """The part of the documentation that this command records."""
+    rate = max(report.cpu_seconds, 1e-9)
+    least = min(report.per_config.values(), default=0)
+    classes = [
+        (f"`{question}`", kind, f"{count:,}") for (question, kind), count in sorted(report.classes.items())
+    ]
+    reached = [(f"`{name}`", f"{report.witnesses[name]:,}") for name in sorted(report.witnesses)]
+    made = [(f"`{kind}`", f"{report.fired[kind]:,}") for kind in WEIGHTS]
+    return (
+        f"`{command}`\n\n"
+        f"On {handbook.machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs of "
+        f"{len(report.per_config)} configurations, at least {least} each; {report.choices:,} choices, "
+        f"{report.events:,} events, {report.bytes_compared:,} bytes compared in {report.cpu_seconds:.0f} s "
+        f"of processor time on one core: {report.choices / rate:,.0f} choices and "
+        f"{report.events / rate:,.0f} events a second. Verdict: {verdict} (sampled).\n\n"
+        + handbook.table(("question", "against the reference", "answers"), classes)
+        + "\n" + handbook.table(("choice", "made"), made)
+        + "\n" + handbook.table(("witness", "reached"), reached)
+    )  # fmt: skip
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     one = argparse.ArgumentParser(prog="python -m impl.refine", description=(__doc__ or "").splitlines()[0])
@@ -593,17 +625,18 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--device", default="cpu", metavar="cpu")
     one.add_argument("--kernels", default="torch", metavar="torch|triton")
     one.add_argument("--poison", action="store_true", help="blocks that hold nothing are filled with rubbish")
-    one.add_argument("--runs", type=int, default=20, metavar="R", help="runs a configuration (default 20)")
-    one.add_argument("--choices", type=int, default=200, metavar="N", help="choices a run (default 200)")
+    one.add_argument("--runs", type=int, metavar="R", help=f"runs a configuration (default {RUNS})")
+    one.add_argument("--choices", type=int, metavar="N", help=f"choices a run (default {CHOICES})")
     one.add_argument("--seed", type=int, default=0, metavar="S")
     one.add_argument("--json", metavar="FILE")
+    one.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'refine'")
     return one
 
 
 def configurations(args: argparse.Namespace) -> list[Config]:
     """What is to be refined; raises :class:`ConfigError` for bad options too."""
     for name, value in (("--runs", args.runs), ("--choices", args.choices)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if args.device != "cpu":
         raise ConfigError(f"--device must be cpu, got {args.device!r}")
@@ -630,9 +663,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"impl.refine: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
+    whole = not (args.config or args.all or args.runs or args.choices)  # then everything must be reached
+    runs, choices = args.runs or RUNS, args.choices or CHOICES
     print(
         f"refine: {', '.join(c.name for c in todo)}; cpu, {args.kernels} kernels; seed {args.seed}; "
-        f"{args.runs} runs x {args.choices} choices"
+        f"{runs} runs x {choices} choices"
     )
     last = [0.0]
 
@@ -641,7 +676,7 @@ def main(argv: list[str] | None = None) -> int:
             last[0] = report.seconds
             print(f"  {report.runs} runs, {report.choices} choices, {report.events} events", flush=True)
 
-    report = refine(todo, build, runs=args.runs, choices=args.choices, seed=args.seed, progress=progress)
+    report = refine(todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress)
     print("\n" + "\n".join(lines(report)))
     rate = max(report.cpu_seconds, 1e-9)
     print(
@@ -656,11 +691,22 @@ def main(argv: list[str] | None = None) -> int:
     elif report.stopped:
         verdict, code = "undetermined", 3
         print("\nstopped before the budget was spent")
+    elif whole and unreached(report):
+        verdict, code = "undetermined", 3
+        print(f"\nnot reached: {', '.join(unreached(report))}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(as_json(report, args.seed, args.kernels, verdict), file, indent=1)
             file.write("\n")
+    if args.markdown:
+        given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
+        try:
+            words = markdown(report, f"python -m impl.refine{given}", verdict)
+            handbook.record(args.markdown, "refine", words)
+        except (OSError, ValueError) as error:
+            print(f"impl.refine: {error}", file=sys.stderr)
+            return 2
     return code
 
 

@@ -417,15 +417,20 @@ def walked(report: Report, heading: str, verdict: str) -> str:
     )
 
 
-def write_walk(path: str, report: Report, heading: str, verdict: str) -> None:
-    """Put the table of a walk into a document's part ``walk``.  Raises ``OSError``, ``ValueError``."""
+def record(path: str, part: str, words: str) -> None:
+    """Put what a command has to say into a document's part.  Raises ``OSError``, ``ValueError``."""
     file = Path(path)
     text = file.read_text(encoding="utf-8")
-    parts = [found for found in PART.finditer(text) if found[2] == "walk"]
+    parts = [found for found in PART.finditer(text) if found[2] == part]
     if not parts:
-        raise ValueError(f"{path}: has no '<!-- part: walk -->' ... '<!-- end part -->'")
+        raise ValueError(f"{path}: has no '<!-- part: {part} -->' ... '<!-- end part -->'")
     begin, end = parts[0].span(3)
-    file.write_text(text[:begin] + walked(report, heading, verdict) + text[end:], encoding="utf-8")
+    file.write_text(text[:begin] + words + text[end:], encoding="utf-8")
+
+
+def write_walk(path: str, report: Report, heading: str, verdict: str) -> None:
+    """Put the table of a walk into a document's part ``walk``.  Raises ``OSError``, ``ValueError``."""
+    record(path, "walk", walked(report, heading, verdict))
 
 
 #: name of a part -> what makes it
@@ -445,7 +450,11 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 #: parts that a command of its own records
-RECORDED = {"walk": "python -m spec.walk --markdown docs/walk.md"}
+RECORDED = {
+    "walk": "python -m spec.walk --markdown docs/walk.md",
+    "refine": "python -m impl.refine --all --runs 50 --markdown docs/refine.md",
+    "inject": "python -m impl.inject --markdown docs/refine.md",
+}
 
 
 def documents() -> Iterator[Path]:
