@@ -1,9 +1,9 @@
 """Mutating a shared formula breaks the model too, not only a theorem.
 
 The policies and the world call the same function objects that are proved.  Here each is replaced by itself
-plus one, minus one, or negated, everywhere at once; the stored runs of the fault catalogue and a few walks must
-then break a consequence of the *reference* policy, in at least one direction (a formula that is merely stricter
-than needed is right).
+plus one, minus one, or negated, everywhere at once; the stored runs of the fault catalogue and a few walks
+must then break a consequence of the *reference* policy, in at least one direction (a formula that is merely
+stricter than needed is right).
 """
 
 from __future__ import annotations

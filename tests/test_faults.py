@@ -130,7 +130,7 @@ def test_a_run_that_never_ends_is_a_lasso() -> None:
     assert lasso(run[0], fault.repaired, run[2]) is None
 
 
-# -- the command -----------------------------------------------------------------------------------------------
+# -- the command --------------------------------------------------------------------------------------------
 
 OWN = """
 from spec.faults import Fault
