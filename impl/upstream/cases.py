@@ -1,8 +1,9 @@
 """The configurations in which a release is checked, and what is expected of each.
 
 A *default* case is what ``check`` runs.  A case of its own holds a defect that is known, upstream in public or
-from here: it would end every run of a broader one.  ``repairs`` names what is repaired in a case so that
-something else can be seen (:mod:`impl.upstream.patches`, and the worker's in :mod:`impl.upstream.workers`).
+from here: it would end every run of a broader one.  ``repairs`` names what is repaired, or set to another option,
+in a case so that something else can be seen (:mod:`impl.upstream.patches`, and the worker's in
+:mod:`impl.upstream.workers`).
 
 Prefix-cache retention: the releases' default (0) is kept in every case.  Window and state groups then keep
 only what ends at a prompt's replay boundary or at a junction; dense retention is an option of theirs.
@@ -88,6 +89,10 @@ CASES: tuple[Case, ...] = (
     Case("lookup-past-hashes", "lookup-past-hashes", "lookahead hashes without a full-attention group"),
     Case("lookup-repaired", "lookup-past-hashes", "the same, repaired", repairs=("lookup_within_hashes",)),
     Case("double-reset", "attention", "resets of the host tier", limits=Limits(resets_tier=True)),
+    Case("dense-windows", "window-offload-coarse", "dense retention: a finished request's last segment",
+         repairs=("dense_retention",)),
+    Case("dense-windows-repaired", "window-offload-coarse", "the same, repaired",
+         repairs=("dense_retention", "stale_windows_rescanned")),
     Case("split-divisor", "hybrid-pp1", "an attention block smaller than the state block (open upstream)",
          limits=TWO),
     Case("split-repaired", "hybrid-pp1", "the same, repaired", limits=TWO, repairs=("split_by_state_block",)),

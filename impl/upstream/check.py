@@ -250,11 +250,11 @@ def report(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def overall(results: Sequence[CaseResult]) -> tuple[str, int]:
-    """The verdict of a whole check, and its exit code."""
-    verdicts = {result.verdict for result in results}
+    """The verdict of a whole check, and its exit code; cases that the release cannot be given do not count."""
+    verdicts = {result.verdict for result in results if not result.refused}
     if REFUTED in verdicts:
         return REFUTED, 1
-    return (UNDETERMINED, 3) if UNDETERMINED in verdicts else (HOLDS, 0)
+    return (HOLDS, 0) if verdicts == {HOLDS} else (UNDETERMINED, 3)
 
 
 def as_json(results: Sequence[CaseResult], release: str, seed: int) -> dict[str, Any]:

@@ -161,6 +161,59 @@ def offers_still_held() -> Undo:
     return _replace(SingleTypeKVCacheManager, "take_pending_boundary_state_offloads", made)
 
 
+def stale_windows_rescanned() -> Undo:
+    """Entries of window blocks that were handed out again are struck from the connector's tables wherever they
+    stand, not only past the store's cursor: a finished request's last segment is looked at again from before it.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        OffloadingConnectorScheduler,
+    )
+
+    def made(original: Any) -> Any:
+        def update(self: Any, scheduler_output: Any) -> Any:
+            before = {
+                name: [len(group.block_ids) for group in status.group_states]
+                for name, status in self._req_status.items()
+            }
+            resumed = {new.req_id for new in scheduler_output.scheduled_new_reqs}
+            result = original(self, scheduler_output)
+            for name, status in self._req_status.items():
+                for index in self._sliding_window_groups if name not in resumed else ():
+                    blocks = status.group_states[index].block_ids
+                    for at in range(min(before.get(name, [0] * (index + 1))[index], len(blocks))):
+                        if blocks[at] in self._current_batch_allocated_block_ids:
+                            blocks[at] = 0
+            return result
+
+        return update
+
+    return _replace(OffloadingConnectorScheduler, "_update_req_states", made)
+
+
+# ---- options
+
+
+def dense_retention() -> Undo:
+    """``prefix_cache_retention_interval = None``: window and state groups keep every block that is cached, as
+    older releases did by default.  An option of the release, not a change of it.
+    """
+    from impl.upstream import build
+
+    original = build._vllm_config
+
+    def made(config: Any) -> Any:
+        built = original(config)
+        built.cache_config.prefix_cache_retention_interval = None
+        return built
+
+    def put(function: Any) -> None:
+        build._VLLM_CONFIGS.clear()
+        build._vllm_config = function
+
+    put(made)
+    return lambda: put(original)
+
+
 MUTANTS = {made.__name__: made for made in (early_window_free, lost_touch, key_one_token_early)}
 REPAIRS = {
     made.__name__: made
@@ -170,6 +223,8 @@ REPAIRS = {
         split_by_state_block,
         publish_computed_boundaries,
         offers_still_held,
+        stale_windows_rescanned,
     )
 }
-KNOWN: dict[str, Callable[[], Undo]] = MUTANTS | REPAIRS
+OPTIONS = {"dense_retention": dense_retention}
+KNOWN: dict[str, Callable[[], Undo]] = MUTANTS | REPAIRS | OPTIONS

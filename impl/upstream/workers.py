@@ -398,7 +398,9 @@ class V1(Worker):
         self.last_step = 0
 
     def fingerprint(self) -> str:
-        return repr((super().fingerprint(), self.batch, self.tables, self.columns, self.last_rows, self.last_step))
+        return repr(
+            (super().fingerprint(), self.batch, self.tables, self.columns, self.last_rows, self.last_step)
+        )
 
     def decodes(self, row: Row) -> bool:
         """Whether the row is a verification (``_prepare_inputs``: ``num_decode_draft_tokens``)."""
