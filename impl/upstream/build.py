@@ -113,6 +113,9 @@ def refuse_inconsistent(config: Config, lookahead_hashes: bool) -> None:
     chunked = [group.name for group in config.groups if group.kind is Kind.CHUNKED]
     if chunked and config.tail_drop:
         raise ConfigError(f"vLLM has no tail_drop with chunked-local attention: group {chunked[0]}")
+    if chunked and len({group.block_tokens for group in config.groups}) > 1:
+        # ChunkedLocalAttentionManager.find_longest_cache_hit asserts it at the first look-up.
+        raise ConfigError(f"vLLM has no groups of different block sizes beside chunked group {chunked[0]}")
     if config.runner == "v1" and config.async_scheduling and config.pp > 1:
         raise ConfigError(f"runner v1 has no asynchronous scheduling at pp = {config.pp}; use pp = 1")
 
