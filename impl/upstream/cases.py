@@ -1,8 +1,8 @@
 """The configurations in which a release is checked, and what is expected of each.
 
-A *default* case is what ``check`` runs.  A case of its own holds a defect that is known, upstream in public or
-from here: it would end every run of a broader one.  ``repairs`` names what is repaired, or set to another option,
-in a case so that something else can be seen (:mod:`impl.upstream.patches`, and the worker's in
+A *default* case is what ``check`` runs.  A case of its own holds a defect that is known, upstream in public
+or from here: it would end every run of a broader one.  ``repairs`` names what is repaired, or set to another
+option, in a case so that something else can be seen (:mod:`impl.upstream.patches`, and the worker's in
 :mod:`impl.upstream.workers`).
 
 Prefix-cache retention: the releases' default (0) is kept in every case.  Window and state groups then keep
@@ -45,7 +45,7 @@ def load(name: str) -> Config:
     return configs.load(path) if path.exists() else configs.find(name)
 
 
-# One-token prompts beside a decode are padded and run as a prefill (docs/findings.md): kept to a case of its own.
+# One-token prompts beside a decode are padded and run as a prefill (docs/findings.md): a case of its own.
 TWO = Limits(shortest_prompt=2)
 
 FLUSH, PUBLISH, OFFER = "flush_before_overwriting", "publish_computed_boundaries", "offers_still_held"
@@ -53,16 +53,16 @@ FLUSH, PUBLISH, OFFER = "flush_before_overwriting", "publish_computed_boundaries
 CASES: tuple[Case, ...] = (
     Case("attention", "attention", "one attention group, two ranks, offload", True),
     Case("attention-tight", "preempting", "attention and a window, offload, a pool that preempts", True),
-    Case("retained-window", "retained-window", "a window with retained history, restored from the tier", True),
+    Case("retained-window", "retained-window", "a window with retained history, from the tier", True),
     Case("window-async", "window-async", "attention and a window, async, two stages, drafts", True),
     Case("hybrid", "hybrid-even", "attention and states, sync, one stage", True, TWO),
     Case("hybrid-tight", "hybrid-tight", "the same with a pool that preempts", True, TWO),
     Case("hybrid-async", "hybrid-pp4-async", "attention and states, async, four stages", True, TWO),
-    Case("hybrid-lookahead", "hybrid-lookahead", "hashes that look ahead, async, two stages (0.33.0)", True, TWO),
-    Case("hybrid-uncached", "hybrid-uncached", "states without prefix caching, async, three stages", True, TWO),
+    Case("hybrid-lookahead", "hybrid-lookahead", "hashes that look ahead, async, two stages", True, TWO),
+    Case("hybrid-uncached", "hybrid-uncached", "no prefix caching, async, three stages", True, TWO),
     Case("hybrid-partial", "hybrid-partial", "hits that end inside a block, async, two stages", True, TWO),
     Case("hybrid-offload", "hybrid-offload", "attention and states, offload", True, TWO),
-    Case("hybrid-async-offload", "hybrid-async-offload", "the same, async, two stages of two ranks", True, TWO),
+    Case("hybrid-async-offload", "hybrid-async-offload", "the same, async, two stages of two", True, TWO),
     Case("hybrid-sync-pp", "hybrid-sync-pp", "the same, sync, three stages", True, TWO),
     Case("drafts", "drafts", "one attention group with drafts, async, a pool that preempts", True),
     Case("v1", "v1", "the v1 runner: attention and states, sync", True, TWO),
@@ -73,19 +73,19 @@ CASES: tuple[Case, ...] = (
     Case("v1-pp2", "v1-pp2", "the v1 runner, sync, two stages: the first never post-processes", limits=TWO),
     Case("short-prompt", "hybrid-even", "a prompt of one token beside a decode"),
     Case("short-prompt-repaired", "hybrid-even", "the same, repaired", repairs=("padded_prompts_decode",)),
-    Case("flush-order", "mamba-offload", "the v2 runner flushes after zeroing and pre-copy; boundaries repaired",
+    Case("flush-order", "mamba-offload", "flush after zeroing and pre-copy; boundaries repaired",
          limits=TWO, repairs=(OFFER,)),
     Case("flush-repaired", "mamba-offload", "flush and boundaries repaired", limits=TWO,
          repairs=(FLUSH, OFFER)),
     Case("reused-offer", "reused-offer", "a boundary block reused in the pass that offers it; flush repaired",
          limits=TWO, repairs=(FLUSH,), runs=90),
-    Case("reused-offer-repaired", "reused-offer", "the same, repaired", limits=TWO, repairs=(FLUSH, OFFER), runs=90),
+    Case("reused-offer-repaired", "reused-offer", "repaired", limits=TWO, repairs=(FLUSH, OFFER), runs=90),
     Case("early-boundary", "hybrid-sync-pp", "boundaries offered before their step has run; flush repaired",
          limits=TWO, repairs=(FLUSH, OFFER)),
     Case("early-boundary-repaired", "hybrid-sync-pp", "the same, repaired", limits=TWO,
          repairs=(FLUSH, OFFER, PUBLISH)),
     Case("mtp-stall", "mtp-stall", "a multi-module drafter's reserve after the aligned split", limits=TWO),
-    Case("mtp-stall-repaired", "mtp-stall", "the same, repaired", limits=TWO, repairs=("reserve_keeps_progress",)),
+    Case("mtp-stall-repaired", "mtp-stall", "repaired", limits=TWO, repairs=("reserve_keeps_progress",)),
     Case("lookup-past-hashes", "lookup-past-hashes", "lookahead hashes without a full-attention group"),
     Case("lookup-repaired", "lookup-past-hashes", "the same, repaired", repairs=("lookup_within_hashes",)),
     Case("double-reset", "attention", "resets of the host tier", limits=Limits(resets_tier=True)),

@@ -120,7 +120,7 @@ def run_case(
 
 
 def reduced(config: Config, policy: Release, found: Refutation) -> Refutation:
-    """The same refutation with as few choices as the reducer finds, drawn, with the functions that decided."""
+    """The same refutation with as few choices as the reducer finds, drawn, and who decided."""
     short = reduce(config, policy, found.choices, found.rule)
     world = replay(config, policy, short, record=True)
     verdict = world.verdict or next(b for b in world.disciplines if b.rule == found.rule)
@@ -250,7 +250,7 @@ def report(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def overall(results: Sequence[CaseResult]) -> tuple[str, int]:
-    """The verdict of a whole check, and its exit code; cases that the release cannot be given do not count."""
+    """The verdict of a check and its exit code; cases that a release cannot be given do not count."""
     verdicts = {result.verdict for result in results if not result.refused}
     if REFUTED in verdicts:
         return REFUTED, 1

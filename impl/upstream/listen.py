@@ -3,8 +3,8 @@
 The managers' methods are wrapped; what they do and return stays untouched.  A block table is compared before
 and after each outermost call on a manager, so that every change of a column is seen with its request, group
 and column; what the block pool handed out, touched and took back during the call says which kind of change it
-was.  Keys are seen where a block gets or loses its hash.  Blocks that leave a table without being freed (frees
-that wait for steps in flight, sources of copies) are remembered until they are.
+was.  Keys are seen where a block gets or loses its hash.  Blocks that leave a table without being freed
+(frees that wait for steps in flight, sources of copies) are remembered until they are.
 
 Lines here name requests by their id and keys by their raw bytes; :mod:`impl.upstream.policy` renames both.
 

@@ -132,8 +132,9 @@ def split_by_state_block() -> Undo:
 
 
 def publish_computed_boundaries() -> Undo:
-    """A decode step publishes and offers no state boundary that it computes itself: post-processing has yet to
-    put the state there, on an earlier stage ``pp`` steps later.
+    """A decode step publishes and offers no state boundary that it computes itself.
+
+    Post-processing has yet to put the state there, on an earlier stage ``pp`` steps later.
     """
     from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 
@@ -162,8 +163,9 @@ def offers_still_held() -> Undo:
 
 
 def stale_windows_rescanned() -> Undo:
-    """Entries of window blocks that were handed out again are struck from the connector's tables wherever they
-    stand, not only past the store's cursor: a finished request's last segment is looked at again from before it.
+    """Window blocks that were handed out again are struck from the connector's tables wherever they stand.
+
+    Not only past the store's cursor: a finished request's last segment is looked at again from before it.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
         OffloadingConnectorScheduler,

@@ -52,7 +52,7 @@ Table = tuple[tuple[int, ...], ...]  # per group: block ids
 
 #: repairs of a worker's order or habits, by name
 REPAIRS = {
-    "flush_before_overwriting": "queued stores are submitted and waited for before zeroing, copies and pre-copy",
+    "flush_before_overwriting": "queued stores are submitted and waited for before anything overwrites",
     "padded_prompts_decode": "a padded prompt of one token leaves one state a token, at position 0 too",
 }
 
@@ -242,7 +242,7 @@ class V2(Worker):
         super().__init__(release, config, divisor, rank, repairs)
         self.free = list(range(config.slots))
         self.generation = [0] * config.slots
-        # What each of the last pp steps still has to post-process: step, and by row (slot, generation, needed).
+        # What each of the last pp steps still has to post-process: step; by row slot, generation, needed.
         self.ring: deque[tuple[int, list[tuple[int, int, bool]]] | None] = deque([None] * config.pp)
 
     def fingerprint(self) -> str:
@@ -315,7 +315,7 @@ class V2(Worker):
         return not row.drafts, row.tokens != 1 + self.config.drafts, row.tokens
 
     def needed(self, row: Row, rows: list[Row]) -> bool:
-        """Whether the row's tokens are needed by a later step (``pp_utils.py::compute_need_sampled_mask``)."""
+        """Whether a later step needs the row's tokens (``pp_utils.py::compute_need_sampled_mask``)."""
         life = self.lives[row.uid]
         ends = self.release != "0.30.0" and self.prefilling(row) and life.prefill + 1 >= life.longest
         return self.samples(row) and not ends
@@ -383,8 +383,8 @@ class SetComputed(Op):
 class V1(Worker):
     """The v1 runner (``v1/worker/gpu_model_runner.py``): batch rows are dense, and move.
 
-    A row that its request leaves, for good or because a step left it out, loses the accepted count; the running
-    column is kept by request.
+    A row that its request leaves, for good or because a step left it out, loses the accepted count; the
+    running column is kept by request.
     """
 
     def __init__(
