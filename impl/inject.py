@@ -157,11 +157,19 @@ class Catch:
     text: str
 
 
+def resends(config: Config) -> Iterator[tuple[Choice, ...]]:
+    """For every length of a prompt: it is served, the device forgets it, and it is sent again."""
+    for prompt in range(1, config.request_tokens):
+        first, again = (("arrive", name, "0", prompt, 1) for name in ("r1", "r2"))
+        yield first, ("quiet",), ("reset", "local"), again
+
+
 def catch(
     fault: Fault, *, runs: int, choices: int, seed: int, kernels: str = "torch", bytes_alone: bool = False
 ) -> Catch | None:
-    """The first run, in the configurations where the fault bites, that catches it: the catalogue's stored run
-    of it, if any (run -1), then walks, then a run that the model's own walk finds much faster (run -2)."""
+    """The first run, in the configurations where the fault bites, that catches it: the catalogue's
+    stored run of it, if any (run -1), then resends (run -2), then walks, then a run that the model's own
+    walk finds, being much faster (run -3)."""
     build = faulty(fault, kernels)
     off = SILENT if bytes_alone else frozenset()
 
@@ -175,6 +183,9 @@ def catch(
     known = hunt.stored(fault.name)
     found = replayed(known[0], known[2], -1) if known else None
     todo = [configs.find(name) for name in fault.bites]
+    for config in todo if not found and not bytes_alone else ():
+        for script in resends(config):
+            found = found or replayed(config, script, -2)
     for number in range(0 if found else runs):
         for config in todo:
             run = refine.refine_once(config, build, seed, number, choices, judged=not bytes_alone, off=off)
@@ -183,7 +194,7 @@ def catch(
             break
     for config in todo if not found and not bytes_alone else ():
         model = hunt.find(config, fault.policy, runs=MODEL_RUNS * runs, choices=choices, seed=seed)
-        found = found or (replayed(config, model.choices, -2) if model else None)
+        found = found or (replayed(config, model.choices, -3) if model else None)
     return found
 
 

@@ -93,12 +93,12 @@ class FullManager:
 
     def growth(self, request: Request, c: int, q: int) -> tuple[list[tuple[int, int]], list[int]]:
         """What a row needs for a step: scratch moves (from, to), and columns to allocate."""
-        first = max(len(request.tables[self.index]), self.first_kept(c))
+        first = max(len(request.tables[self.index]), c // self.block)  # nothing is written before it
         return [], list(range(first, self.columns_upto(request, c, q)))
 
     def blocks_for(self, length: int, c: int, q: int, request: Request) -> int:
         """Fresh blocks that the first step of an admission takes, ``length`` columns being there."""
-        return self.columns_upto(request, c, q) - max(length, self.first_kept(c))
+        return self.columns_upto(request, c, q) - max(length, c // self.block)
 
     def behind(self, request: Request, tokens: int) -> list[int]:
         """Columns that no step will read once ``tokens`` tokens are processed, last first."""
