@@ -35,6 +35,7 @@ from spec.arith.division import cdiv
 SHIPPED_FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parent / "configs" / "models")
 LARGEST_PARALLEL = 4  # pipeline stages, and ranks of one stage, that the model walks
 LARGEST = 2**24  # of every number in a file; the longest contexts served have ten million tokens
+LARGEST_CHUNK = 2**20  # tokens of a chunk, and after which all blocks repeat
 LONGEST_MESSAGE = 400  # characters
 BARE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -453,6 +454,17 @@ def _cache_problems(config: Config) -> Iterator[str]:
                 f"hash_block_tokens = {config.hash_block_tokens} does not divide "
                 f"block_tokens = {group.block_tokens} of group {group.name!r}"
             )
+        if group.block_tokens * config.blocks_per_chunk > LARGEST_CHUNK:
+            yield (
+                f"blocks_per_chunk = {config.blocks_per_chunk} times block_tokens = {group.block_tokens} "
+                f"of group {group.name!r} is more than {LARGEST_CHUNK} tokens a chunk"
+            )
+    if config.groups and config.scheduler_block_tokens > LARGEST_CHUNK:
+        sizes = ", ".join(str(size) for size in sorted({group.block_tokens for group in config.groups}))
+        yield (
+            f"block_tokens = {sizes}: their least common multiple, which hits align to, is "
+            f"{config.scheduler_block_tokens}, more than {LARGEST_CHUNK} tokens"
+        )
     lookahead = config.hash_lookahead_tokens
     if lookahead and not config.prefix_caching:
         yield f"hash_lookahead_tokens = {lookahead} needs prefix_caching = true"

@@ -35,6 +35,7 @@ from spec.config import Config, ConfigError, find, load, shipped
 from spec.contracts import Question, SchedulerView, copy_book, follow
 from spec.events import SCHEMA, Event
 from spec.ops import Begin, Forward, UserId, Wait
+from spec.outputs import OutputError, check_target, write_whole
 from spec.policies import PolicyFactory, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Policy, PolicyError, Program
 from spec.rankview import RankView, StepOrders, follow_program, orders
@@ -325,7 +326,8 @@ def main(argv: list[str] | None = None) -> int:
         config, factory = find(args.config), resolve(args.policy)
         if min(args.runs, args.choices) < 1:
             raise ConfigError("--runs and --choices must be at least 1")
-    except (ConfigError, PolicyNameError) as error:
+        check_target("--json", args.json)
+    except (ConfigError, OutputError, PolicyNameError) as error:
         print(f"spec.lockstep: {error}", file=sys.stderr)
         return 2
     budget = f"{args.runs} runs x {args.choices} choices, seed {args.seed}"
@@ -342,9 +344,7 @@ def main(argv: list[str] | None = None) -> int:
             for (q, k), n in sorted(summary.counts.items())
         ]
         data = {"verdict": "refuted" if refuted else "holds", "answers": rows, "broken": dict(summary.broken)}
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
+        write_whole(args.json, json.dumps(data, indent=1) + "\n")
     return int(refuted)
 
 

@@ -9,17 +9,30 @@ ever in reach of being forbidden, or the remedy does not bring such a hit about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain
-from math import gcd, lcm
+from functools import cache, cached_property
+from itertools import chain, combinations, islice, product
+from math import gcd, isqrt, lcm
 from typing import Literal
 
-from spec import arith, lookup
-from spec.config import Config, Kind
+from spec import arith, gaps, lookup
+from spec.config import LARGEST, Config, Group, Kind, problems
 
 Tier = Literal["local", "offload"]
+
+FEW_TRIES = 60_000
+"""Pairs of requests that a twin may have before a smaller one is looked for: seconds."""
+
+MOST_TRIES = 200_000
+"""Pairs of requests that are tried; of a twin with more, only some lengths are."""
+
+LONGEST_PERIOD = 80
+"""Tokens after which everything repeats, in a twin that is looked for."""
+
+MOST_CHOICES = 200
+"""Choices of windows that are looked at for each choice of blocks and chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +108,41 @@ class Prefix:
         margins = (lookup.drop_margin_tokens(self.config, group) for group in dropping)
         return max(margins, default=0) + self.config.hash_lookahead_tokens
 
-    @cached_property
+    @property
     def smallest_tokens(self) -> int | None:
-        """The fewest shared tokens from which anything is reused, found by trying; None: nothing ever is.
+        """The fewest shared tokens from which anything is reused; None: nothing ever is."""
+        alone = self.config if self.tier == "offload" else replace(self.config, offload=False)
+        return _smallest_tokens(alone, self.tier)
 
-        Entries appear at multiples of a group's unit (and of the hash block), so only those, moved by the
-        hash lookahead, are tried; the request that left them may end there, go on for one token, or for long.
-        """
-        config, lookahead = self.config, self.config.hash_lookahead_tokens if self.tier == "local" else 0
-        units = {*self.unit_tokens.values(), config.hash_block_tokens}
-        far = horizon_tokens(config)
-        ends = sorted({end for unit in units for end in range(unit, far + 1, unit)})
-        for shared in (end + lookahead for end in ends):
-            for known in sorted({shared, shared + 1, shared + max(units), far}):
-                if known < shared:
-                    continue
-                left = lookup.left_by(config, known, known)
-                for tokens in (shared, shared + 1):
-                    if hit_tokens(config, self.tier, left, shared, tokens):
-                        return shared
-        return None
+
+@cache
+def _smallest_tokens(config: Config, tier: Tier) -> int | None:
+    """The fewest shared tokens from which anything is reused, found by trying.
+
+    Entries appear at multiples of a group's unit (and of the hash block), so only those, moved by the hash
+    lookahead, are tried; the request that left them may end there, a little later, or much later.
+    """
+    prefix = Prefix(config, tier)
+    lookahead = config.hash_lookahead_tokens if tier == "local" else 0
+    units = set(prefix.unit_tokens.values())
+    if tier == "local":
+        units.add(config.hash_block_tokens)
+    far, period = horizon_tokens(config), period_tokens(config)
+    ends = sorted({end for unit in units for end in range(unit, far + 1, unit)})
+    # In between, everything repeats: what is missing there is missing one period earlier.
+    ends = [end for end in ends if end <= 3 * period or end >= far - 3 * period]
+    least = max(units) if tier == "offload" else prefix.grid_tokens  # of a hit
+    longest = lookup.left_by(config, far, far)
+    later = max(units) if tier == "offload" else config.hash_block_tokens
+    for shared in (end + lookahead for end in ends if end >= least):
+        for known in sorted({shared, shared + 1, shared + later, far}):
+            if known < shared:
+                continue
+            left = longest if known == far else lookup.left_by(config, known, known)
+            for tokens in (shared, shared + 1):
+                if hit_tokens(config, tier, left, shared, tokens):
+                    return shared
+    return None
 
 
 def hit_tokens(config: Config, tier: Tier, left: lookup.Left, shared_tokens: int, tokens: int) -> int:
@@ -147,8 +175,11 @@ def horizon_tokens(config: Config) -> int:
 # -- the statements ------------------------------------------------------------------------------------------
 
 
-def nevers(config: Config) -> list[Never]:
-    """Every statement that applies to this deployment, the pool's first."""
+def nevers(config: Config, twin: Config | None = None) -> list[Never]:
+    """Every statement that applies to this deployment, the pool's first.
+
+    Which remedy makes a shorter prefix reusable is found out on the twin (None: on the deployment itself).
+    """
     found: list[Never] = []
     if not config.prefix_caching:
         found.append(
@@ -165,23 +196,24 @@ def nevers(config: Config) -> list[Never]:
     tiers: list[Tier] = ["local"] if config.prefix_caching else []
     tiers += ["offload"] if config.offload else []
     for tier in tiers:
-        found += _of_tier(config, Prefix(config, tier))
+        found += _of_tier(config, Prefix(config, tier), twin or config)
     return found
 
 
-def _of_tier(config: Config, prefix: Prefix) -> Iterator[Never]:
+def _of_tier(config: Config, prefix: Prefix, twin: Config) -> Iterator[Never]:
     tier, smallest = prefix.tier, prefix.smallest_tokens
     if smallest is None:
         yield _nothing(config, prefix)
         return
+    shorter = _shorter_prefix(config, prefix, twin)
     yield Never(
         "short prefix",
         tier,
         f"a shared prefix of fewer than {smallest} tokens is never reused",
         _why_smallest(config, prefix, smallest),
-        _finer_words(config, prefix),
+        shorter.words,
         lambda case, hit: case.shared_tokens < smallest and hit > 0,
-        lambda c: _finer(c, prefix),
+        shorter.change,
     )
     yield _off_grid(config, prefix)
     if prefix.withheld_tokens:
@@ -243,6 +275,7 @@ def _off_grid(config: Config, prefix: Prefix) -> Never:
     where = f"a hit never ends elsewhere than on a multiple of {grid} tokens"
     if last_too:
         where += " or at the prompt's last token but one"
+    finer = next(_finer(config, prefix))
     unit = "chunks" if prefix.tier == "offload" else "blocks"
     sizes = ", ".join(f"{name} {tokens}" for name, tokens in prefix.unit_tokens.items())
     return Never(
@@ -250,9 +283,9 @@ def _off_grid(config: Config, prefix: Prefix) -> Never:
         prefix.tier,
         where,
         f"every group's {unit} must end there ({sizes} tokens)",
-        _finer_words(config, prefix),
+        finer.words,
         lambda case, hit: hit % grid != 0 and not (last_too and hit == case.tokens - 1),
-        lambda c: _finer(c, prefix),
+        finer.change,
     )
 
 
@@ -293,14 +326,27 @@ def _one_step(config: Config, prefix: Prefix) -> Never:
     def kept(tokens: int) -> set[int]:
         return {arith.checkpoint_position(tokens, unit, drop, config.hash_lookahead_tokens) for unit in units}
 
+    # In the tier a hit may end inside a Mamba chunk where another group's chunk is no multiple of it (theorem
+    # 7); its load then names the state at the end of that chunk.
+    chunk = prefix.unit_tokens[next(g.name for g in config.groups if g.kind is Kind.MAMBA)]
+    inside = prefix.tier == "offload" and any(unit % chunk for unit in prefix.unit_tokens.values())
+    what = (
+        "no hit loads any state but the one kept"
+        if inside
+        else "no hit ends anywhere but at its one kept state"
+    )
+
+    def state_of(hit: int) -> int:
+        return arith.mamba_state_tokens(hit, chunk) if inside else hit
+
     return Never(
         "one-step prefill",
         prefix.tier,
-        "of a prompt prefilled in one step, no hit ends anywhere but at its one kept state "
+        f"of a prompt prefilled in one step, {what} "
         f"(a prompt of {3 * block + 1} tokens: {max(kept(3 * block + 1))})",
         "a recurrent state exists only where a prefill step ended",
         f"prefill in steps of at most {block} tokens; a second request stops where it parts from the first",
-        lambda case, hit: case.one_step and hit > 0 and hit not in kept(case.prompt_tokens),
+        lambda case, hit: case.one_step and hit > 0 and state_of(hit) not in kept(case.prompt_tokens),
         None,
         allow_steps=True,
     )
@@ -309,15 +355,57 @@ def _one_step(config: Config, prefix: Prefix) -> Never:
 # -- the remedies --------------------------------------------------------------------------------------------
 
 
-def _finer_words(config: Config, prefix: Prefix) -> str:
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change of sizes, in words and done."""
+
+    words: str
+    change: Callable[[Config], Config]
+
+
+def _finer(config: Config, prefix: Prefix) -> Iterator[Remedy]:
+    """Changes that may make hits finer, the least costly first."""
     if prefix.tier == "offload" and config.blocks_per_chunk > 1:
-        return "blocks_per_chunk = 1"
+        yield Remedy("blocks_per_chunk = 1", lambda c: replace(c, blocks_per_chunk=1))
     if prefix.tier == "local" and _can_be_fine(config):
-        return "a smaller hash_block_tokens (prefix_match_unit): hits may then end inside a block"
+        yield Remedy(
+            "a smaller hash_block_tokens (prefix_match_unit): hits may then end inside a block",
+            lambda c: replace(
+                c, hash_block_tokens=c.hash_block_tokens // smallest_factor(c.hash_block_tokens)
+            ),
+        )
     if _incommensurate(config):
         least = min(group.block_tokens for group in config.groups)
-        return f"blocks that divide one another: with {least} tokens for all groups, hits end on every block"
-    return "smaller blocks"
+        yield Remedy(
+            f"blocks that divide one another: with {least} tokens for all groups, hits end on every block",
+            _one_block_size,
+        )
+    yield Remedy("smaller blocks", _smaller_blocks)
+    if len({group.block_tokens for group in config.groups}) > 1:
+        least = min(group.block_tokens for group in config.groups)
+        yield Remedy(f"blocks of {least} tokens for all groups", _one_block_size)
+
+
+def _one_block_size(config: Config) -> Config:
+    least = min(group.block_tokens for group in config.groups)
+    return replace(config, groups=tuple(replace(group, block_tokens=least) for group in config.groups))
+
+
+def _smaller_blocks(config: Config) -> Config:
+    part = smallest_factor(config.hash_block_tokens)
+    blocks = (replace(group, block_tokens=group.block_tokens // part) for group in config.groups)
+    return replace(config, hash_block_tokens=config.hash_block_tokens // part, groups=tuple(blocks))
+
+
+def _shorter_prefix(config: Config, prefix: Prefix, twin: Config) -> Remedy:
+    """The first change with which, on the twin, a shorter prefix is reused."""
+    remedies = list(_finer(config, prefix))
+    now = Prefix(twin, prefix.tier).smallest_tokens
+    for remedy in remedies:
+        then = Prefix(remedy.change(twin), prefix.tier).smallest_tokens
+        if now is not None and then is not None and then < now:
+            return remedy
+    return remedies[-1]
 
 
 def _incommensurate(config: Config) -> bool:
@@ -329,21 +417,6 @@ def _can_be_fine(config: Config) -> bool:
     """Whether a smaller hash block alone makes hits finer: Mamba and full groups only."""
     kinds = {group.kind for group in config.groups}
     return Kind.MAMBA in kinds and not kinds & {Kind.WINDOW, Kind.CHUNKED}
-
-
-def _finer(config: Config, prefix: Prefix) -> Config:
-    """The configuration with the remedy of `_finer_words`, in the same order."""
-    if prefix.tier == "offload" and config.blocks_per_chunk > 1:
-        return replace(config, blocks_per_chunk=1)
-    part = smallest_factor(config.hash_block_tokens)
-    finer = replace(config, hash_block_tokens=config.hash_block_tokens // part)
-    if prefix.tier == "local" and _can_be_fine(config):
-        return finer
-    if _incommensurate(config):
-        least = min(group.block_tokens for group in config.groups)
-        return replace(config, groups=tuple(replace(group, block_tokens=least) for group in config.groups))
-    blocks = (replace(group, block_tokens=group.block_tokens // part) for group in config.groups)
-    return replace(finer, groups=tuple(blocks))
 
 
 def smallest_factor(number: int) -> int:
@@ -377,9 +450,113 @@ def scaled(config: Config) -> Config:
        that was not one before.  Where extra tokens are retained there is no such number.
     4. Windows are shortened by whole periods to between one and two of them, which keeps where they begin
        within a block and a chunk.
+
+    Where that leaves too much to try, the smallest deployment is looked for in which the sizes are related in
+    the same way (``related``).
     """
+    twin = _divided(config)
+    if tries(twin) <= FEW_TRIES:
+        return twin
+    serves = _serves(config)
+    for found in _related_deployments(config):
+        if tries(found) <= FEW_TRIES and _serves(found) == serves:
+            return found
+    return twin
+
+
+def _serves(config: Config) -> list[bool]:
+    """Whether the pool, and whether the tier, ever reuses anything."""
+    tiers: tuple[Tier, ...] = ("local", "offload")
+    return [Prefix(config, tier).smallest_tokens is not None for tier in tiers]
+
+
+def related(config: Config) -> tuple[object, ...]:
+    """How a deployment's sizes are related: what its twin must share with it.
+
+    Which sizes divide which, whether hits may end inside a block, what windows and extra tokens take in
+    blocks and chunks (three stands for more), what the store prunes of a segment, and which theorems do not
+    apply.
+    """
+    sizes, windows = [g.block_tokens for g in config.groups], [g.window_tokens for g in config.groups]
+    return (
+        [size == config.hash_block_tokens for size in sizes],
+        [(a < b, a % b == 0) for a in sizes for b in sizes],
+        [a < b for a in windows for b in windows],
+        lookup.fine_grained(config),
+        config.blocks_per_chunk > 1,
+        [gap.number for gap in gaps.gaps(config)],
+        [_window_relations(config, group) for group in config.groups],
+    )
+
+
+def _window_relations(config: Config, group: Group) -> tuple[object, ...]:
+    """What ``related`` says about one group's window."""
+    block, chunk = group.block_tokens, lookup.chunk_tokens(config, group)
+    window, extra = group.window_tokens, group.extra_tokens
+    if group.kind is Kind.CHUNKED:
+        return window % block == 0, window % chunk == 0, chunk % window == 0, min(window // chunk, 3)
+    if group.kind is not Kind.WINDOW:
+        return ()
+    facts: list[object] = []
+    for unit in (block, chunk):
+        alone, whole = arith.cdiv(window - 1, unit), arith.cdiv(window - 1 + extra, unit)
+        facts += [min(alone, 3), whole - alone]
+        facts += [(window - 1) % unit == 0, (window - 1 + extra) % unit == 0, window % unit == 0]
+    inside = lookup.window_chunks(config, group, 1)  # the hit with the most padding behind it
+    facts.append(inside - lookup.window_chunks(config, group))
+    align = lookup.store_alignment_tokens(config)
+    if align is not None and align % block == 0:
+        need = arith.store_need_blocks(window, extra, block, int(lookup.drops(config, group)))
+        unkept = align // block - need
+        facts += [unkept <= 0, unkept < config.blocks_per_chunk, min(align // chunk, 3)]
+    return tuple(facts)
+
+
+def _related_deployments(config: Config) -> Iterator[Config]:
+    """Smaller deployments whose sizes are related as this one's are, the smallest first."""
+    sizes = sorted({group.block_tokens for group in config.groups})
+    largest_hash = min(config.hash_block_tokens, config.drafts + config.prefill_lookahead_tokens + 2)
+    for hash_block in range(min(2, config.hash_block_tokens), largest_hash + 1):
+        for factors in sorted(combinations(range(1, 10), len(sizes)), key=lambda made: (lcm(*made), made)):
+            blocks = {size: hash_block * factor for size, factor in zip(sizes, factors, strict=True)}
+            for per_chunk in range(1, min(config.blocks_per_chunk, 6) + 1):
+                groups = tuple(replace(g, block_tokens=blocks[g.block_tokens]) for g in config.groups)
+                base = replace(
+                    config,
+                    name=f"{config.name}-scaled",
+                    hash_block_tokens=hash_block,
+                    blocks_per_chunk=per_chunk,
+                    groups=groups,
+                )
+                if period_tokens(base) <= LONGEST_PERIOD:
+                    yield from _with_windows(base, config)
+
+
+def _with_windows(base: Config, config: Config) -> Iterator[Config]:
+    """The deployment with each choice of short windows that keeps the relations."""
+    longest = 2 * period_tokens(base) + 1
+    choices: list[list[Group]] = []
+    for group, real in zip(base.groups, config.groups, strict=True):
+        made = (
+            [replace(group, window_tokens=w) for w in range(1, longest + 1)]
+            if group.window_tokens
+            else [group]
+        )
+        wanted = _window_relations(config, real)
+        alike = (replace(base, groups=tuple(m if g is group else g for g in base.groups)) for m in made)
+        choices.append([m for m, c in zip(made, alike, strict=True) if _window_relations(c, m) == wanted])
+    wanted_all = related(config)
+    for groups in islice(product(*choices), MOST_CHOICES):
+        twin = replace(base, groups=groups)
+        roomy = replace(twin, pool_blocks=LARGEST)  # bounds are for the model's world
+        if related(twin) == wanted_all and next(problems(roomy), None) is None:
+            yield twin
+
+
+def _divided(config: Config) -> Config:
+    """Steps 1 to 4 of ``scaled``."""
     config = _smaller_chunks(_fewer_hash_blocks(config))
-    divisor = max(d for d in range(1, config.hash_block_tokens + 1) if _divides(config, d))
+    divisor = max(d for d in _divisors(config.hash_block_tokens) if _divides(config, d))
     groups = tuple(
         replace(g, block_tokens=g.block_tokens // divisor, window_tokens=g.window_tokens // divisor)
         for g in config.groups
@@ -409,6 +586,11 @@ def _smaller_chunks(config: Config) -> Config:
             groups = (replace(g, window_tokens=g.window_tokens * fewer // blocks) for g in config.groups)
             return replace(config, blocks_per_chunk=fewer, groups=tuple(groups))
     return config
+
+
+def _divisors(number: int) -> set[int]:
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return {*low, *(arith.floordiv(number, d) for d in low)}
 
 
 def _divides(config: Config, divisor: int) -> bool:
@@ -448,13 +630,44 @@ def cases(config: Config, tier: Tier) -> Iterator[tuple[Case, lookup.Left]]:
     mamba = any(group.kind is Kind.MAMBA for group in config.groups)
     for one_step in (False, True) if mamba else (False,):
         states = lookup.one_state if one_step else lookup.every_state
-        output = (1 + config.tail_drop) * period if tier == "offload" and not one_step else 0
-        for known in range(1, horizon + output + 1):
+        output = 0 if one_step else _output_tokens(config, tier)
+        chosen = lengths(config, horizon + output)
+        for known in chosen:
             prompt = max(1, known - output)
             left = lookup.left_by(config, prompt, known, states)
-            for shared in range(1, known + 1):
+            for shared in chosen[: bisect_right(chosen, known)]:
                 for tokens in (shared, shared + 1, shared + 1 + period):
                     yield Case(prompt, known, shared, tokens, one_step), left
+
+
+def _output_tokens(config: Config, tier: Tier) -> int:
+    return (1 + config.tail_drop) * period_tokens(config) if tier == "offload" else 0
+
+
+def tries(config: Config) -> int:
+    """How many pairs of requests there are up to the horizon, in the tier with more of them."""
+    longest = horizon_tokens(config) + (_output_tokens(config, "offload") if config.offload else 0)
+    modes = 2 if any(group.kind is Kind.MAMBA for group in config.groups) else 1
+    return modes * 3 * longest * (longest + 1) // 2
+
+
+def exhaustive(twin: Config) -> bool:
+    """Whether every pair of requests up to the horizon is tried, rather than some lengths only."""
+    return tries(twin) <= MOST_TRIES
+
+
+def lengths(config: Config, longest: int) -> Sequence[int]:
+    """The request lengths that are tried: all, or if these are too many some, spread evenly.
+
+    One in each of equal parts, and within its part each time one further, so that remainders vary.
+    """
+    if exhaustive(config):
+        return range(1, longest + 1)
+    count = isqrt(2 * MOST_TRIES // (3 * 2))
+    if longest <= count:
+        return range(1, longest + 1)
+    part = arith.floordiv(longest, count)
+    return [1 + index * part + index % part for index in range(count)]
 
 
 def confirm(statements: list[Never], twin: Config) -> list[Confirmation]:
@@ -522,7 +735,7 @@ def _evicted(config: Config, tier: Tier) -> Iterator[Answer]:
     """The longest first request, any shared prefix, any one entry gone."""
     known = horizon_tokens(config)
     left = lookup.left_by(config, known, known)
-    for shared in range(1, known + 1):
+    for shared in lengths(config, known) if exhaustive(config) else lengths(config, known)[::20]:
         ends = seen(config, tier, left, shared)
         for index, group in enumerate(ends):
             for end in group:

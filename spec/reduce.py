@@ -13,7 +13,7 @@ is not possible any more is skipped and dropped. (The method is delta debugging,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from spec.config import Config
 from spec.events import Event
@@ -68,7 +68,12 @@ def reduce(
     given = tuple(choices)
     if spelled_out:
         given = spell_out(config, policy_factory, given)
-    return _Reducer(config, policy_factory, rule, quiet=not spelled_out).reduce(given)
+    return _Reducer(config, lambda: World(config, policy_factory), rule, quiet=not spelled_out).reduce(given)
+
+
+def reduce_in(config: Config, make: Callable[[], World], choices: Sequence[Event], rule: str) -> Choices:
+    """The same in worlds of another kind: ``make`` gives a fresh one."""
+    return _Reducer(config, make, rule, quiet=True).reduce(tuple(choices))
 
 
 def spell_out(config: Config, policy_factory: PolicyFactory, choices: Choices) -> Choices:
@@ -87,8 +92,8 @@ def spell_out(config: Config, policy_factory: PolicyFactory, choices: Choices) -
 class _Reducer:
     """One reduction: the rule to keep, and the runs already tried."""
 
-    def __init__(self, config: Config, policy_factory: PolicyFactory, rule: str, *, quiet: bool) -> None:
-        self.config, self.policy, self.rule, self.quiet = config, policy_factory, rule, quiet
+    def __init__(self, config: Config, make: Callable[[], World], rule: str, *, quiet: bool) -> None:
+        self.config, self.make, self.rule, self.quiet = config, make, rule, quiet
         self.tried: dict[Choices, Choices | None] = {}
 
     def attempt(self, choices: Choices) -> Choices | None:
@@ -98,7 +103,7 @@ class _Reducer:
         return self.tried[choices]
 
     def _attempt(self, choices: Choices) -> Choices | None:
-        world = World(self.config, self.policy)
+        world = self.make()
         made = []
         try:
             for choice in choices:

@@ -25,6 +25,7 @@ from typing import Any
 from spec import config as configs
 from spec.chains import Chains
 from spec.config import Config, ConfigError
+from spec.outputs import OutputError, check_target, write_whole
 from spec.policy import Policy
 from spec.rules import RULES
 from spec.world import STREAMS, Breach, Choice, World
@@ -325,7 +326,9 @@ def main(argv: list[str] | None = None) -> int:
         for name, value in (("--runs", args.runs), ("--choices", args.choices)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-    except (ConfigError, PolicyNameError) as error:
+        check_target("--json", args.json)
+        check_target("--record", args.record)
+    except (ConfigError, OutputError, PolicyNameError) as error:
         print(f"spec.walk: {error}", file=sys.stderr)
         return 2
     judged = args.config is None and args.runs is None and args.choices is None and args.policy == "reference"
@@ -373,9 +376,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\ndisciplines broken on the way: {dict(report.disciplines)}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(as_json(report, args.seed, verdict), file, indent=1)
-            file.write("\n")
+        write_whole(args.json, json.dumps(as_json(report, args.seed, verdict), indent=1) + "\n")
     if args.markdown:
         from spec.handbook import write_walk
 

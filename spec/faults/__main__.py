@@ -24,6 +24,7 @@ from spec import render
 from spec.faults import CATALOGUE
 from spec.faults.fault import DECISION, LIVENESS, Fault
 from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
+from spec.outputs import OutputError, check_target, write_whole
 from spec.reduce import reduce, replay
 from spec.rules import BY_NAME
 
@@ -233,7 +234,7 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
         }
         text = json.dumps(record, indent=1) + "\n"
         for target in ([Path(args.json)] if args.json else []) + ([RECORD] if args.store else []):
-            target.write_text(text, encoding="utf-8")
+            write_whole(target, text)
     return 1 if wrong else 3 if missed or stopped else 0
 
 
@@ -303,13 +304,14 @@ def main(argv: list[str] | None = None) -> int:
         for option in ("runs", "choices", "seeds", "states", "jobs"):
             if getattr(args, option) < 1:
                 raise UsageError(f"--{option} must be at least 1, got {getattr(args, option)}")
+        check_target("--json", args.json)
         if args.file:
             return hunt_file(args.file, args)
         names = list(CATALOGUE) if args.all else [named(name).name for name in args.names]
         if not names:
             raise UsageError("name a fault, or give --all or --file FILE")
         return hunt_many(names, args)
-    except UsageError as error:
+    except (UsageError, OutputError) as error:
         print(f"spec.faults: {error}", file=sys.stderr)
         return 2
 

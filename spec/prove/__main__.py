@@ -10,6 +10,11 @@ from spec.prove import report
 from spec.prove.engine import Settings, TheoremResult, prove_all
 from spec.prove.solvers import BACKENDS, MissingSolver, solver
 from spec.prove.theorems import GROUPS, theorems_of
+from spec.usage import OneLineParser
+
+LARGEST_SEED = 2**31 - 1  # what both solvers take
+
+STDOUT = Path("-")
 
 DESCRIPTION = """\
 Prove the coverage and alignment theorems for all integers in their domains, and refute the historic and
@@ -21,7 +26,10 @@ that was not found included; 2 bad usage or a missing solver"""
 
 def positive_seconds(text: str) -> float:
     """A limit in seconds; argparse reports anything else."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text}")
     return value
@@ -29,15 +37,18 @@ def positive_seconds(text: str) -> float:
 
 def natural(text: str) -> int:
     """A seed; argparse reports anything else."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {LARGEST_SEED}, got {text}")
     return value
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OneLineParser(
         prog="python -m spec.prove",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,7 +61,12 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=positive_seconds, default=60.0, metavar="S", help="seconds a theorem (60)"
     )
     made.add_argument("--seed", type=natural, default=0, metavar="S", help="the solver's random seed (0)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the results for machines")
+    made.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the results for machines ('-': to standard output, and no table)",
+    )
     made.add_argument("--smt2", type=Path, metavar="DIR", help="write every obligation for another solver")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as documentation")
     made.add_argument("--list", action="store_true", help="list the theorems and prove nothing")
@@ -78,11 +94,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     began = time.perf_counter()
-    outcome = prove_all(chosen, Settings(backend, options.timeout, options.seed, options.smt2), print_row)
+    to_stdout = options.json == STDOUT
+    settings = Settings(backend, options.timeout, options.seed, options.smt2)
+    outcome = prove_all(chosen, settings, say_nothing if to_stdout else print_row)
     seconds = time.perf_counter() - began
-    print(report.lemma_text(outcome))
-    print(report.contract_text(outcome))
-    print(report.summary(outcome, options.solver, seconds))
+    if not to_stdout:
+        print(report.lemma_text(outcome))
+        print(report.contract_text(outcome))
+        print(report.summary(outcome, options.solver, seconds))
     for path, text in (
         (
             options.json,
@@ -92,12 +111,19 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         if path is None:
             continue
+        if path == STDOUT:
+            print(text, end="")
+            continue
         try:
             path.write_text(text)
         except OSError as problem:
             print(f"{path}: {problem.strerror}; name a file that can be written", file=sys.stderr)
             return 2
     return report.exit_code(outcome)
+
+
+def say_nothing(result: TheoremResult) -> None:
+    """Print nothing: standard output is for JSON."""
 
 
 def print_row(result: TheoremResult) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 Status = Literal["sat", "unsat", "unknown"]
 
-INSTALL_HINT = {"z3": "pip install z3-solver", "cvc5": "pip install cvc5"}
+INSTALL_HINT = {"z3": "pip install -e .", "cvc5": "pip install -e '.[dev]'"}
 
 
 class MissingSolver(RuntimeError):
@@ -49,7 +49,7 @@ class Z3:
         try:
             import z3
         except ImportError as error:
-            raise MissingSolver(f"z3 is not installed: {INSTALL_HINT['z3']}") from error
+            raise MissingSolver(f"z3 is not installed; install it with: {INSTALL_HINT['z3']}") from error
         self._z3: Any = z3
 
     def check(self, script: str, timeout_s: float, seed: int) -> Answer:
@@ -84,7 +84,7 @@ class Cvc5:
         try:
             import cvc5
         except ImportError as error:
-            raise MissingSolver(f"cvc5 is not installed: {INSTALL_HINT['cvc5']}") from error
+            raise MissingSolver(f"cvc5 is not installed; install it with: {INSTALL_HINT['cvc5']}") from error
         self._cvc5: Any = cvc5
 
     def check(self, script: str, timeout_s: float, seed: int) -> Answer:
