@@ -81,14 +81,18 @@ class Engine:
         self.named: dict[str, tuple[Any, int]] = {}  # live requests and how many of their hashes have names
         self.seen: observe.State = {}
 
-    def look(self) -> Plain:
-        """What changed since the last look."""
+    def learn(self) -> None:
+        """Name the prefixes that live requests have shown since the last time."""
         for name, (request, known) in list(self.named.items()):
             count = self.hashes.learn(request, known)
             if self.scheduler.requests.get(name) is request:
                 self.named[name] = (request, count)
             else:
                 del self.named[name]
+
+    def look(self) -> Plain:
+        """What changed since the last look."""
+        self.learn()
         reply: Plain = {}
         if self.narrate:
             reply["decisions"] = [
@@ -162,9 +166,10 @@ class Engine:
         if plain["loads"] or plain["stores"]:
             connector = self.scheduler.connector.connector_scheduler
             held = connector.manager._policy.chunks
+            self.learn()
             for entry in plain["loads"] + plain["stores"]:
                 keys = {held[key].chunk_id: key for key in connector._jobs[entry["job"]].keys}
-                entry["keys"] = [bytes(keys[place]) for place in entry["chunks"]]
+                entry["keys"] = [self.hashes.key(bytes(keys[place])) for place in entry["chunks"]]
         for load in plain["loads"]:
             if not load["sync"]:
                 self.loads[load["job"]] = load["request"]
@@ -359,10 +364,7 @@ class Server:
             reply: Plain = getattr(self.engine, ask)(**arguments)
             if ask in ("state", "pending"):
                 return reply
-            reply |= self.engine.look()
-            for entry in reply.get("out", {}).get("loads", []) + reply.get("out", {}).get("stores", []):
-                entry["keys"] = [self.engine.hashes.key(key) for key in entry["keys"]]
-            return reply
+            return reply | self.engine.look()
         except (Misuse, ConfigError) as error:
             return {"error": str(error)}
         except (TypeError, KeyError, ValueError) as error:

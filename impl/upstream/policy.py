@@ -5,9 +5,9 @@ The questions go to the real scheduler in the child process; its decisions are t
 comes from :mod:`impl.upstream.workers`.
 
 Reports travel with a step's output: a rank collects what has ended when its step gets there
-(``spec.ops.Collect``), and the scheduler counts it when that step's output is processed.  Only then is the fence lifted here
-(``unfence``).  A request id comes back with a number behind it, as the front end makes ids unique
-(``v1/engine/input_processor.py::assign_request_id``).
+(``spec.ops.Collect``), and the scheduler counts it when that step's output is processed.  Only then is the
+fence lifted here (``unfence``).  A request id comes back with a number behind it, as the front end makes ids
+unique (``v1/engine/input_processor.py::assign_request_id``).
 """
 
 from __future__ import annotations
