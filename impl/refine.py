@@ -44,7 +44,7 @@ from spec.book import Key
 from spec.chains import ZERO, Chains
 from spec.config import Config, ConfigError, Kind
 from spec.events import Event
-from spec.lockstep import WRONG, Difference, Lockstep, lockstep
+from spec.lockstep import WRONG, Lockstep, lockstep
 from spec.memory import CONV, TEMPORAL, Page
 from spec.ops import Draft, End, Forward, Op, UserId
 from spec.trace import commit
@@ -54,6 +54,9 @@ from spec.world import Breach, Choice, Rank, Reply, Transfer, World
 RUNS, CHOICES = 20, 200
 BYTES = "bytes_match_ghost"
 """The rule that this harness adds to the world's: real bytes are those that the ghost stands for."""
+
+CONTRACT = "contract of "
+"""Begins the name under which a refused answer is noted, before the question's."""
 
 Build = Callable[[Config, Chains, Feed], Engine]
 """An implementation: what an author's proposal replaces."""
@@ -118,10 +121,21 @@ class RealWorld(World):
     def guard(self, question: Callable[[], Reply]) -> Reply | None:
         """An implementation that stops with any error is as wrong as one that says so."""
         try:
-            return super().guard(question)
+            reply = super().guard(question)
         except (LookupError, AssertionError, ValueError, AttributeError, RuntimeError) as error:
             self.broken("policy_raises_no_error", f"{type(error).__name__}: {error}")
             return None
+        self.note_refusals()
+        return reply
+
+    def note_refusals(self) -> None:
+        """An answer that its contract refuses is a broken discipline: it may do no harm in this run."""
+        policy: object = self.policy
+        if isinstance(policy, Lockstep) and any(kind == WRONG for _, kind in policy.counts):
+            for one in policy.found:
+                rule = f"{CONTRACT}{one.question}"
+                if one.kind == WRONG and all(breach.rule != rule for breach in self.disciplines):
+                    self.disciplines.append(Breach(rule, "discipline", one.text, self.choices))
 
     def broken(self, name: str, text: str) -> None:
         """The world's rules, and the harness' own."""
@@ -417,45 +431,25 @@ def replay(
     return Run(config, 0, draw_options(config, Random(0)), made, world)
 
 
-def refusals(world: RealWorld) -> list[Difference]:
+def refusals(world: RealWorld) -> list[Breach]:
     """Answers that a contract refuses."""
-    policy: object = world.policy
-    if not isinstance(policy, Lockstep) or not any(kind == WRONG for _, kind in policy.counts):
-        return []
-    return [one for one in policy.found if one.kind == WRONG]
+    return [breach for breach in world.disciplines if breach.rule.startswith(CONTRACT)]
 
 
 def failure(run: Run) -> tuple[str, str] | None:
     """(what broke, in words) if the run did not hold; a refused answer counts."""
-    refused = refusals(run.world)
-    if run.world.verdict:
-        return run.world.verdict.rule, run.world.verdict.text
-    return (f"contract of {refused[0].question}", refused[0].text) if refused else None
-
-
-class Reducer(reduce._Reducer):
-    """The model's reducer, on worlds with real memory."""
-
-    def __init__(self, config: Config, build: Build, rule: str) -> None:
-        super().__init__(config, lambda *_: None, rule, quiet=True)  # type: ignore[arg-type]
-        self.build = build
-
-    def _attempt(self, choices: reduce.Choices) -> reduce.Choices | None:
-        world = RealWorld(self.config, self.build, judged=self.rule.startswith("contract"))
-        made = []
-        for choice in choices:
-            if world.choose(choice):
-                made.append(choice)
-                if reduce.breaks(world, self.rule):
-                    return tuple(made)
-                if any(self.rule == f"contract of {one.question}" for one in refusals(world)):
-                    return tuple(made)
-        return None
+    for breach in (*refusals(run.world), run.world.verdict):
+        if breach:
+            return breach.rule, breach.text
+    return None
 
 
 def reduced(run: Run, build: Build, rule: str) -> reduce.Choices:
     """A shortest run that fails in the same way."""
-    return Reducer(run.config, build, rule).reduce(tuple(run.choices))
+    judged = rule.startswith(CONTRACT)
+    return reduce.reduce_in(
+        run.config, lambda: RealWorld(run.config, build, judged=judged), run.choices, rule
+    )
 
 
 @dataclass(slots=True)
@@ -562,7 +556,7 @@ def show_failure(run: Run, build: Build) -> Iterator[str]:
     except ValueError:
         yield f"  not reproduced by its {len(run.choices)} choices alone"
         return
-    world = RealWorld(run.config, build, record=True, judged=rule.startswith("contract"))
+    world = RealWorld(run.config, build, record=True, judged=rule.startswith(CONTRACT))
     for choice in short:
         world.choose(choice)
     yield f"  reduced to {len(short)} choices:"
