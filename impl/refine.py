@@ -172,7 +172,7 @@ class RealWorld(World):
 
     def _quiet(self) -> None:
         super()._quiet()
-        if self.verdict is None:
+        if self.verdict is None and self.idle():
             self.compare_findable()
 
     # -- comparing -----------------------------------------------------------------------------------------
