@@ -237,7 +237,7 @@ class Device:
         else:
             x = embedded(self.feed.tokens(op.step), batch)
         columns = self.state_columns(op, batch)
-        self.reads = reads = Reads({}, {}, {})
+        self.reads = reads = Reads({}, {}, {}, {})
         rows = len(op.rows)
         for g, group in enumerate(self.config.groups):
             if group.kind is Kind.MAMBA:
@@ -262,7 +262,7 @@ class Device:
     def draft(self, op: Draft) -> None:
         """A drafter of several modules reads its retained history again, through the gathered tables."""
         rows = len(op.rows)
-        self.reads = Reads({}, {}, {})
+        self.reads = Reads({}, {}, {}, {})
         for g, group in enumerate(self.config.groups):
             if group.extra_tokens:
                 kv = self.memory.kv[g]

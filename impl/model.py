@@ -241,6 +241,8 @@ class Reads:
     cells: dict[int, torch.Tensor]  # group -> [rows, positions, words], through the rows' tables
     states: dict[int, torch.Tensor]  # group -> [rows, lanes]
     windows: dict[int, torch.Tensor]  # group -> [rows, TAPS - 1, inner]
+    columns: dict[int, torch.Tensor]  # group -> [rows, 1 + K]: blocks of the running and the scratch columns
+    offsets: torch.Tensor | None = None  # [rows]: which of them the state was read from
 
 
 def _low(value: torch.Tensor) -> torch.Tensor:
@@ -313,6 +315,7 @@ class Layers:
         near = batch.offsets[:, None] + torch.arange(TAPS - 1, device=x.device)
         past = window[columns[:rows, :1].long(), near]
         reads.states[g], reads.windows[g] = state, past
+        reads.columns[g], reads.offsets = columns, batch.offsets
         state = _low(state.long()).masked_fill(fresh, 0)
         past = _low(past.long()).masked_fill(fresh[:, :, None], 0)
         new = _low(x[:, None] * self.inputs[g][:, 0] + self.inputs[g][:, 1])

@@ -37,7 +37,7 @@ except ModuleNotFoundError:
 from impl.decisions import Decisions
 from impl.device import Device, Feed, kernels_named
 from impl.engine import Engine
-from impl.model import CELL_WORDS, LANES, TAPS, Truth, first_attended
+from impl.model import CELL_WORDS, INNER, LANES, TAPS, Truth, first_attended
 from spec import config as configs
 from spec import handbook, reduce
 from spec.book import Key
@@ -245,13 +245,23 @@ class RealWorld(World):
         reads = device.reads
         if self.verdict or reads is None:
             return
-        name = self.config.groups[g].name
-        want = list(self.truth.state(rank.stage, g, prefix))
-        what = f"{who}, group {name}, after {self.chains.name(prefix)}"
-        if self.same(want, reads.states[g][row].tolist(), lambda n: f"{what}: temporal state, word {n}"):
-            window = [w for inputs in self.truth.window(rank.stage, g, prefix) for w in inputs]
-            got = reads.windows[g][row].reshape(-1).tolist()
-            self.same(window, got, lambda n: f"{what}: convolution window, word {n}")
+        assert reads.offsets is not None
+        offset, stride = int(reads.offsets[row]), device.memory.stride_words
+        pages, blocks = device.memory.states[g], reads.columns[g][row].tolist()
+        what = f"{who}, group {self.config.groups[g].name}, after {self.chains.name(prefix)}"
+
+        def temporal(n: int) -> str:
+            byte = 4 * (blocks[offset] * stride + int(pages.temporal.storage_offset()) + n)
+            return f"{what}: temporal state, block {blocks[offset]}, word {n} (byte {byte} of the pages)"
+
+        def window(n: int) -> str:
+            inputs = (offset + n // INNER) * pages.window.stride(1) + n % INNER * pages.window.stride(2)
+            byte = 4 * (blocks[0] * stride + inputs)
+            return f"{what}: convolution window, block {blocks[0]}, word {n} (byte {byte} of the pages)"
+
+        if self.same(list(self.truth.state(rank.stage, g, prefix)), reads.states[g][row].tolist(), temporal):
+            want = [word for inputs in self.truth.window(rank.stage, g, prefix) for word in inputs]
+            self.same(want, reads.windows[g][row].reshape(-1).tolist(), window)
 
     def compare_draft(self, rank: Rank, device: Device, op: Draft) -> None:
         """What a drafter of several modules reads again after a rejection."""
