@@ -25,7 +25,7 @@ Tier = Literal["local", "offload"]
 FEW_TRIES = 60_000
 """Pairs of requests that a twin may have before a smaller one is looked for: seconds."""
 
-MOST_TRIES = 200_000
+MOST_TRIES = 60_000
 """Pairs of requests that are tried; of a twin with more, only some lengths are."""
 
 LONGEST_PERIOD = 80
@@ -139,7 +139,7 @@ def _smallest_tokens(config: Config, tier: Tier) -> int | None:
             if known < shared:
                 continue
             left = longest if known == far else lookup.left_by(config, known, known)
-            for tokens in (shared, shared + 1):
+            for tokens in (shared, shared + 1, shared + 1 + period):
                 if hit_tokens(config, tier, left, shared, tokens):
                     return shared
     return None
@@ -534,7 +534,7 @@ def _related_deployments(config: Config) -> Iterator[Config]:
 
 def _with_windows(base: Config, config: Config) -> Iterator[Config]:
     """The deployment with each choice of short windows that keeps the relations."""
-    longest = 2 * period_tokens(base) + 1
+    longest = 4 * period_tokens(base) + 1  # three chunks stand for more
     choices: list[list[Group]] = []
     for group, real in zip(base.groups, config.groups, strict=True):
         made = (

@@ -233,6 +233,19 @@ REFUSALS: list[tuple[str, tuple[tuple[str, str], ...], str]] = [
         "tail_drop = true is for a drafter that reads the cache, got drafts = 3 and draft_modules = 0",
     ),
     (
+        "endless chunk",
+        (("blocks_per_chunk = 2", "blocks_per_chunk = 1000000"),),
+        "blocks_per_chunk = 1000000 times block_tokens = 8 of group 'full' is more than 1048576 tokens a chunk",
+    ),
+    (
+        "endless alignment",
+        (
+            ("hash_block_tokens = 4", "hash_block_tokens = 1"),
+            ("block_tokens = 4", "block_tokens = 131073"),
+        ),
+        "block_tokens = 8, 131073: their least common multiple, which hits align to, is 1048584, more than 1048576 tokens",
+    ),
+    (
         "blank group",
         (('name = "state"', 'name = " "'),),
         "name = ' ' of a group must not be blank",

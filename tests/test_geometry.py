@@ -269,7 +269,59 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     done = run("nemotron-3-super", "--json", str(tmp_path / "no" / "x.json"))
     assert done.returncode == 2
     assert done.stderr == f"spec.geometry: cannot write {tmp_path}/no/x.json: No such file or directory\n"
-    assert run("--colour").returncode == 2
+    done = run("--colour")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+def test_blocks_of_16_beside_states_of_1616() -> None:
+    """A pair that is far too large to try: the twin keeps the relations, and the statements are its own."""
+    groups = (Group("f", Kind.FULL, 16, drafter=True), Group("s", Kind.MAMBA, 1616))
+    for offload in (False, True):
+        deployment = Config(
+            "odd", groups, 16, offload=offload, drafts=4, draft_modules=1, tail_drop=True, pool_blocks=64
+        )
+        report = geometry.report(deployment)
+        assert report.exhaustive and report.confirmed
+        assert never.related(report.twin) == never.related(deployment)
+        assert report.smallest_local_tokens == 1616
+        assert {g.number for g in report.gaps} == ({7, 11, 16, 17} if offload else {11, 16, 17})
+        short = next(s for s in report.statements if s.about.name == "short prefix")
+        assert short.about.remedy == "smaller blocks" and short.confirmation.allowed
+    [loads] = [
+        s for s in report.statements if s.about.name == "one-step prefill" and s.about.tier == "offload"
+    ]
+    assert "no hit loads any state but the one kept" in loads.about.statement
+    ends_there = replace(loads.about, forbids=lambda case, hit: case.one_step and hit % 6 != 0 and hit > 0)
+    [false] = never.confirm([ends_there], report.twin)
+    assert false.broken is not None, "hits do end elsewhere than at the state: theorem 7 does not apply"
+
+
+@pytest.mark.parametrize("per_chunk", [16, 48, 4096])
+def test_chunks_that_are_long_for_the_window(per_chunk: int) -> None:
+    groups = (Group("f", Kind.FULL, 16), Group("w", Kind.WINDOW, 16, 512, 3, drafter=True))
+    deployment = Config(
+        "coarse",
+        groups,
+        16,
+        offload=True,
+        blocks_per_chunk=per_chunk,
+        drafts=4,
+        draft_modules=2,
+        tail_drop=True,
+    )
+    twin = never.scaled(deployment)
+    assert never.exhaustive(twin) and never.related(twin) == never.related(deployment)
+    assert geometry.report(deployment).confirmed
+
+
+def test_too_many_pairs_are_sampled_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(never, "MOST_TRIES", 1000)
+    assert geometry.main(["gpt-oss"]) == 3
+    assert "of the 40 lengths of requests up to 40 tokens, too many for all" in capsys.readouterr().out
+    some = list(never.lengths(never.scaled(config.named("gpt-oss")), 40))
+    assert some == sorted(set(some)) and 5 < len(some) < 40 and some[0] == 1 and some[-1] <= 40
 
 
 def test_the_documented_report_is_current() -> None:

@@ -332,15 +332,18 @@ def test_the_command_runs_as_a_module() -> None:
         (["nothing"], "invalid choice: 'nothing'"),
         (["--solver", "yices"], "invalid choice: 'yices'"),
         (["--timeout", "0"], "must be a positive number of seconds, got 0"),
-        (["--timeout", "soon"], "invalid positive_seconds value: 'soon'"),
-        (["--seed", "-1"], "must not be negative, got -1"),
+        (["--timeout", "soon"], "must be a positive number of seconds, got soon"),
+        (["--seed", "-1"], "must be a whole number from 0 to 2147483647, got -1"),
+        (["--seed", "99999999999"], "must be a whole number from 0 to 2147483647, got 99999999999"),
+        (["--seed", "x"], "must be a whole number from 0 to 2147483647, got x"),
     ],
 )
 def test_bad_usage_exits_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 def test_a_missing_solver_exits_2_with_the_line_that_installs_it(
@@ -348,7 +351,7 @@ def test_a_missing_solver_exits_2_with_the_line_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cvc5", None)
     assert command.main(["coverage", "--solver", "cvc5"]) == 2
-    assert capsys.readouterr().err == "cvc5 is not installed: pip install cvc5\n"
+    assert capsys.readouterr().err == "cvc5 is not installed; install it with: pip install -e '.[dev]'\n"
 
 
 def test_a_folder_that_cannot_be_made_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,6 +386,14 @@ def test_exit_codes(proving: Callable[..., None], capsys: pytest.CaptureFixture[
     unknown = Claim("vacuous", (x,), lambda x: x == x, (Hypothesis("x < x", lambda x: x < x),))
     proving(theorem_of(unknown, FALSE_CLAIMS[1]))
     assert command.main([]) == 1  # a refutation outweighs what is undetermined
+
+
+def test_json_to_standard_output_is_json_alone(
+    proving: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    proving(theorem_of(TRUE))
+    assert command.main(["--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 0
 
 
 def test_results_that_cannot_be_written_exit_2(
