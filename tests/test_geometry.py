@@ -52,6 +52,13 @@ def test_at_least_six_public_models_with_a_source_for_every_number() -> None:
             assert any("window_tokens" in key for key in keys), name
         if deployment.drafts:
             assert any(key.startswith("speculation") or key == "group.*" for key in keys), name
+        assert "cache.hash_block_tokens" in keys or "group.*" in keys, name
+        if deployment.offload and deployment.offload_prompt_only:
+            assert "offload.prompt_only" in keys, name
+        if deployment.blocks_per_chunk > 1:
+            assert "offload.blocks_per_chunk" in keys, name
+        if deployment.tail_drop and deployment.offload:
+            assert "cache.tail_drop" in keys, name
 
 
 @pytest.mark.parametrize(
