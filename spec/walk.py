@@ -113,6 +113,7 @@ class Adversary:
     def __init__(self, config: Config, random: Random, options: Options) -> None:
         self.config, self.random, self.options = config, random, options
         self.kinds = [kind for kind, weight in options.weights for _ in range(weight)]
+        self.sent: list[tuple[str, int, int]] = []  # prompts of this run: family, tokens, outputs
 
     def draw(self, world: World) -> Choice | None:
         """A choice that is possible now, or None if this draw found none."""
@@ -145,15 +146,15 @@ class Adversary:
             ]
             return (kind, *random.choice(ended)) if ended else None
         if kind == "arrive":
+            name = random.choice(self.options.names)
+            if self.sent and random.random() < 0.3:  # clients repeat themselves
+                return (kind, name, *random.choice(self.sent))
+            family = random.choice(self.options.families)
             prompt = random.randint(1, self.options.longest_prompt)
             output = random.randint(1, self.options.longest_output)
-            return (
-                kind,
-                random.choice(self.options.names),
-                random.choice(self.options.families),
-                prompt,
-                output,
-            )
+            if family not in NAMES:
+                self.sent.append((family, prompt, output))
+            return (kind, name, family, prompt, output)
         if kind == "accept":
             return (kind, random.choice(self.options.names), random.randint(0, self.config.drafts))
         if kind == "abort":

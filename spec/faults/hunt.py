@@ -233,6 +233,14 @@ def hunt_in(
         ),
         key=len,
     )
+    for again in range(3):  # another run may reduce to a shorter one
+        if len(short) <= LONGEST_TRACE:
+            break
+        other = find(config, fault.policy, runs=runs, choices=choices, seed=seed + 100 + again)
+        if other and other.breach.rule == hits[0].breach.rule:
+            spelled_out = other.breach.rule not in NEVER_ENDS
+            reduced = reduce(config, fault.policy, other.choices, other.breach.rule, spelled_out=spelled_out)
+            short = min(short, reduced, key=len)
     world = replay(config, fault.policy, short)
     assert world.verdict is not None
     rule = world.verdict.rule
