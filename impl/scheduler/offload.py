@@ -165,14 +165,12 @@ class OffloadScheduler:
                 request.put(g, col, self.cache.pool.allocate(request.uid, g, col))
             for chunk in self.demanded(manager, local, total):
                 key = self.key(manager, request, chunk)
-                try:
-                    place = self.tier.prepare_load(key)  # type: ignore[arg-type]
-                except KeyError:
+                if key is None or self.tier.state(key) != READY:
                     raise PolicyError(
                         f"load of {request.uid} admitted at {total} tokens names chunk {chunk} of group "
                         f"{manager.group.name}, which is not ready in the host tier"
-                    ) from None
-                assert key is not None
+                    )
+                place = self.tier.prepare_load(key)
                 first = chunk * self.per
                 ids = request.ids(g)
                 subs = tuple(ids[first + i] if first + i in columns else 0 for i in range(self.per))
@@ -271,10 +269,6 @@ class OffloadScheduler:
             whole = (boundary.group, boundary.tokens, request.hashes[boundary.tokens])
             self.offer(request, {whole: (0,) * (self.per - 1) + (boundary.block.id,)})
         self.cache.boundaries.clear()
-
-    def flush(self, job: int) -> None:
-        """The step waits for a store before it overwrites anything."""
-        self.log(("flush", job))
 
     # -- reports -------------------------------------------------------------------------------------------
     def report(self, number: int, rank: int, ok: bool) -> Job | None:

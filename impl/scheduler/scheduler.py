@@ -369,7 +369,7 @@ class Scheduler:
             self.cache.boundaries.clear()
         message.flush = [job for job in offload.must_flush if job in offload.jobs]
         for job in message.flush:
-            offload.flush(job)
+            self.log(("flush", job))
         offload.must_flush.clear()
         message.stores = [offload.jobs[j].transfer(j) for j in offload.new_stores if j in offload.jobs]
         message.loads = [offload.jobs[j].transfer(j) for j in offload.new_loads]
