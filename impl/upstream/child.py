@@ -32,7 +32,7 @@ class Child:
     def __init__(
         self,
         use: Prepared,
-        timeout_s: float = 120.0,
+        timeout_s: float = 300.0,
         module: str = "impl.upstream.driver",
         environment: Mapping[str, str] | None = None,
     ) -> None:
