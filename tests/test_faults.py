@@ -214,3 +214,17 @@ def test_not_found_within_the_budget_is_undetermined(
     arguments = ["hunt", "fence-dropped-early", "--runs", "1", "--choices", "2", "--json", str(record)]
     assert main(arguments) == 3
     assert json.loads(record.read_text(encoding="utf-8"))["hunts"]["fence-dropped-early"]["missed"]
+
+
+def test_the_documentation_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["table"])
+    page = (Path(__file__).parents[1] / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in page, "python -m spec.faults table"
+
+
+def test_the_record_of_the_hunt_is_of_this_catalogue() -> None:
+    from spec.faults.__main__ import RECORD
+
+    hunts = json.loads(RECORD.read_text(encoding="utf-8"))["hunts"]
+    assert set(hunts) == set(CATALOGUE)
+    assert not [name for name, one in hunts.items() if one["missed"] or one["wrong"]]

@@ -233,7 +233,8 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
             "hunts": {one.fault: asdict(one) for one in sorted(outcomes, key=lambda one: one.fault)},
         }
         text = json.dumps(record, indent=1) + "\n"
-        for target in ([Path(args.json)] if args.json else []) + ([RECORD] if args.store else []):
+        whole = args.store and len(names) == len(CATALOGUE)
+        for target in ([Path(args.json)] if args.json else []) + ([RECORD] if whole else []):
             write_whole(target, text)
     return 1 if wrong else 3 if missed or stopped else 0
 
