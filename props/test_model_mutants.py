@@ -18,6 +18,7 @@ import pytest
 
 from spec import config as configs
 from spec.arith import align, coverage, division
+from spec.events import Event
 from spec.faults import CATALOGUE
 from spec.faults.hunt import stored
 from spec.reduce import replay
@@ -57,6 +58,9 @@ NOT_IN_THE_MODEL = {
     "store_need_blocks": "a release's formula; the model keeps the corrected one",
     "store_need_blocks_v0_30": "a release's formula",
     "store_keeps_chunk": "the model asks block by block",
+    "store_keeps_all": "saves asking: a mask that is not used keeps more, not less",
+    "store_keeps_final_block": "a hit in a final segment needs a full chunk that the prompt does not fill",
+    "chunked_window_chunks": "one chunk less is felt only when exactly that chunk is missing from the tier",
     "lookup_candidate": "the model tries hits from the longest down; spec.lookup follows the release",
     "shrink_hit": "as above",
     "worth_loading": "as above",
@@ -95,6 +99,24 @@ def mutants(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield lambda *args: function(*args) - 1
 
 
+def resends() -> Iterator[tuple[configs.Config, tuple[Event, ...]]]:
+    """A prompt of every length, served, forgotten by the pool and sent again: the tier alone must serve it."""
+    fine = configs.Group(
+        "chunked", configs.Kind.CHUNKED, 1, 4
+    )  # blocks of one token: off by one is off by a block
+    full = configs.Group("full", configs.Kind.FULL, 1)
+    small = configs.Config(
+        "fine", (full, fine), 1, offload=True, pool_blocks=40, tier_chunks=60, request_tokens=12
+    )
+    names = ("window-offload-coarse", "tail-drop-coarse", "window-offload", "chunked-local")
+    for config in (small, *map(configs.named, names)):
+        for prompt in range(2, config.request_tokens):
+            serve = (("schedule",), ("drain",)) * 4
+            sent = ("arrive", "r1", "0", prompt, 1)
+            yield config, (sent, *serve, ("reset", "local"), sent, *serve)
+
+
+RESENDS = list(resends())
 STORED = [run for fault in CATALOGUE.values() if (run := stored(fault.name))]
 
 
@@ -104,6 +126,10 @@ def broken() -> str | None:
         for config, _, choices in STORED:
             world = replay(config, Reference, choices)
             if world.verdict or not world.quiet():
+                return str(world.verdict)
+        for config, choices in RESENDS:
+            world = replay(config, Reference, choices)
+            if world.verdict:
                 return str(world.verdict)
         for number in range(8):
             for name in WALKS:

@@ -1,4 +1,4 @@
-"""The core protocol by itself: every guard can be broken, its bounded state spaces, and the map from the full machine.
+"""The core protocol by itself: breakable guards, bounded state spaces, the map from the full machine.
 
 The exploration wraps bounds *around* the core: the core is asked for an action's guard on a copy, and is
 not changed to suit the search.
