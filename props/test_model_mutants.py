@@ -100,7 +100,7 @@ def mutants(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def resends() -> Iterator[tuple[configs.Config, tuple[Event, ...]]]:
-    """A prompt of every length, served, forgotten by the pool and sent again: the tier alone must serve it."""
+    """A prompt of every length, served, forgotten by the pool and sent again: the tier must serve it."""
     fine = configs.Group(
         "chunked", configs.Kind.CHUNKED, 1, 4
     )  # blocks of one token: off by one is off by a block
