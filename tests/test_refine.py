@@ -35,7 +35,8 @@ except ModuleNotFoundError as missing:
 from spec import config as configs
 from spec.chains import EMPTY, Chains
 from spec.config import Config, Kind
-from spec.walk import COMPOSED
+from spec.reference import Reference
+from spec.walk import COMPOSED, walk_once
 
 ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)
@@ -393,6 +394,17 @@ def test_outputs_survive_preemption_aborts_and_a_same_id_request(name: str) -> N
     for client, life in (("r1", 2), ("r2", 1), ("r3", 1)):
         mine, alone = words[f"{client}.{life}"], lone[client][f"{client}.1"]
         assert mine and all(mine[n] == alone[n] for n in range(9 + 8 - 1) if n in mine)
+
+
+@pytest.mark.parametrize(("pool_blocks", "number"), [(14, 44), (16, 88)])
+def test_a_private_copy_does_not_evict_another_groups_tail(pool_blocks: int, number: int) -> None:
+    """Found by refinement, in the reference as well: the block for one group's copy was another's cached
+    tail."""
+    config = replace(configs.named("partial-tails"), pool_blocks=pool_blocks)
+    run = refine.refine_once(config, refine.implementation(), 0, number, 200)
+    assert refine.failure(run) is None
+    world = walk_once(config, Reference, 0, number, 200).world
+    assert not world.verdict and not world.disciplines
 
 
 # -- sensitivity -------------------------------------------------------------------------------------------

@@ -108,17 +108,23 @@ class CacheManager:
     def copy_inside(self, request: Request, hit: LocalHit, step: int) -> list[tuple[int, int, int]]:
         """Private copies of the blocks in which a hit ends: the request will write there."""
         copies = []
-        for g, block in hit.inside.items():
-            col = hit.tokens // self.groups[g].block
-            if not self.decide.copies_adopted_tail(block.id):
+        for (
+            g,
+            block,
+        ) in hit.inside.items():  # all are held before a copy is allocated, which might evict one
+            if self.decide.copies_adopted_tail(block.id):
+                self.pool.adopt(block, request.uid, g, -1)
+                request.retained.append((step, g, block))
+            else:
+                col = hit.tokens // self.groups[g].block
                 self.pool.adopt(block, request.uid, g, col)
                 request.put(g, col, block)
-                continue
-            self.pool.adopt(block, request.uid, g, -1)
-            request.retained.append((step, g, block))
-            copy = self.pool.allocate(request.uid, g, col)
-            request.put(g, col, copy)
-            copies.append(self.copy(block, copy, g))
+        for g, block in hit.inside.items():
+            if self.decide.copies_adopted_tail(block.id):
+                col = hit.tokens // self.groups[g].block
+                copy = self.pool.allocate(request.uid, g, col)
+                request.put(g, col, copy)
+                copies.append(self.copy(block, copy, g))
         return copies
 
     def copy(self, source: Block, target: Block, group: int) -> tuple[int, int, int]:

@@ -431,11 +431,13 @@ class Reference:
             if self.decide.copies_adopted_tail(block):
                 self.do(("adopt", uid, g, -1, block))
                 plan.retained.append((message.step, g, block))
+            else:
+                self.do(("adopt", uid, g, col, block))
+        for g, col, block in tail:  # after all are held: a copy's block might be another group's tail
+            if self.decide.copies_adopted_tail(block):
                 copy = self.allocate(request, g, col)
                 self.do(("copy", block, copy, g))
                 message.copies.append((block, copy, g))
-            else:
-                self.do(("adopt", uid, g, col, block))
         if total > local:
             self.waiting.remove(uid)
             self.loading_requests.append(uid)
