@@ -98,6 +98,8 @@ def run_check(given: argparse.Namespace) -> int:
         case.load()
     use = chosen(given)
     print(f"check: vllm {use.tree.release}; {len(todo)} cases; seed {given.seed}", flush=True)
+    from impl.upstream.matrix import known
+
     results = []
     with Child(use) as child:
         try:
@@ -107,7 +109,13 @@ def run_check(given: argparse.Namespace) -> int:
         for case in todo:
             try:
                 result = check.run_case(
-                    case, policy, runs=given.runs, choices=given.choices, seed=given.seed, say=tell
+                    case,
+                    policy,
+                    runs=given.runs,
+                    choices=given.choices,
+                    seed=given.seed,
+                    known=known(case),
+                    say=tell,
                 )
             except Died as died:
                 print(f"impl.upstream: {died}", file=sys.stderr)

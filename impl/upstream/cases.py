@@ -61,7 +61,7 @@ CASES: tuple[Case, ...] = (
     Case("hybrid-lookahead", "hybrid-lookahead", "hashes that look ahead, async, two stages", True, TWO),
     Case("hybrid-uncached", "hybrid-uncached", "no prefix caching, async, three stages", True, TWO),
     Case("hybrid-partial", "hybrid-partial", "hits that end inside a block, async, two stages", True, TWO),
-    Case("hybrid-offload", "hybrid-offload", "attention and states, offload", True, TWO),
+    Case("hybrid-offload", "mamba-offload", "attention and states, offload", True, TWO, runs=60),
     Case("hybrid-async-offload", "hybrid-async-offload", "the same, async, two stages of two", True, TWO),
     Case("hybrid-sync-pp", "hybrid-sync-pp", "the same, sync, three stages", True, TWO),
     Case("drafts", "drafts", "one attention group with drafts, async, a pool that preempts", True),

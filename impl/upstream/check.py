@@ -19,7 +19,7 @@ from impl.upstream.policy import Release
 from impl.upstream.releases import package_of
 from spec import render, script
 from spec.config import Config, ConfigError
-from spec.reduce import reduce, replay
+from spec.reduce import reduce, replay, replay_made
 from spec.rules import RULES
 from spec.world import Breach, World
 
@@ -89,9 +89,10 @@ def run_case(
     choices: int | None = None,
     seed: int = 0,
     reducing: bool = True,
+    known: Sequence[Choices] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> CaseResult:
-    """All runs of one case.  Each rule that breaks is reduced once."""
+    """All runs of one case, the ``known`` ones first.  Each rule that breaks is reduced once."""
     config = case.load()
     policy = release.changed(*case.repairs) if case.repairs else release
     result = CaseResult(case.name, config.name, required=tuple(required(config)))
@@ -105,6 +106,8 @@ def run_case(
         result.refuted[verdict.rule] = Refutation(verdict.rule, verdict.text, made, ())
 
     try:
+        for told in known:
+            seen(*replay_made(config, policy, told))
         for number in range(runs or case.runs):
             seen(*walked(config, policy, seed, number, choices or case.choices, case.limits))
         generated(config, policy, seed, EXAMPLES, (choices or case.choices) // 2, case.limits, seen)

@@ -1,8 +1,8 @@
 """``python -m impl.upstream matrix``: cases, kernels and mutants against releases, each cell from runs.
 
 Known history must come out by itself (:data:`HISTORY`).  Everything else is compared with what the repository
-records (``verdicts.json``); ``--record`` writes it anew, with every reduced run, and the table into the
-documents.
+records (``verdicts.json``), whose runs are tried first; ``--record`` looks for everything afresh and writes
+the record, with every reduced run, and the table into the documents.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from impl.upstream import cases, check
+from impl.upstream.cases import Case
 from impl.upstream.check import HOLDS, REFUTED, UNDETERMINED
 from impl.upstream.child import Child
-from impl.upstream.drive import walked
+from impl.upstream.drive import Choices, walked
 from impl.upstream.env import Unavailable, prepared, with_kernels
 from impl.upstream.patches import MUTANTS
 from impl.upstream.policy import Release
 from impl.upstream.releases import KNOWN, require_known
+from spec import script
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "upstream.md"
@@ -106,7 +108,14 @@ def run_release(given: argparse.Namespace, release: str) -> dict[str, Any]:
         policy = Release(child)
         for case in cases.CASES:
             began = time.perf_counter()
-            result = check.run_case(case, policy, runs=given.runs, choices=given.choices, seed=given.seed)
+            result = check.run_case(
+                case,
+                policy,
+                runs=given.runs,
+                choices=given.choices,
+                seed=given.seed,
+                known=() if given.record else known(case),
+            )
             rows[case.name] = check.plain(result)
             print(
                 f"  {release} {case.name}: {cell(rows[case.name])} ({time.perf_counter() - began:.0f} s)",
@@ -207,6 +216,16 @@ def recorded() -> dict[str, Any]:
         return {}
     stored: dict[str, Any] = json.loads(VERDICTS.read_text(encoding="utf-8"))
     return stored
+
+
+def known(case: Case) -> list[Choices]:
+    """The recorded runs of a case, of whichever release: tried before new ones are looked for."""
+    runs = {
+        tuple(found["choices"]): None
+        for rows in recorded().values()
+        for found in rows["cases"].get(case.name, {"refuted": {}})["refuted"].values()
+    }
+    return [tuple(script.parse(line) for line in run) for run in runs]
 
 
 def run_matrix(given: argparse.Namespace) -> int:

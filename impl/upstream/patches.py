@@ -192,6 +192,38 @@ def stale_windows_rescanned() -> Undo:
     return _replace(OffloadingConnectorScheduler, "_update_req_states", made)
 
 
+def tails_not_published_late() -> Undo:
+    """A state inside a block is not published by a count that lags: by then the block has gone on."""
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
+    from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+
+    lagging = [False]
+
+    def outer(original: Any) -> Any:
+        def cache_blocks(self: Any, *args: Any, **kwargs: Any) -> Any:
+            lagging[0] = self.num_reprefillable_tokens > 0
+            return original(self, *args, **kwargs)
+
+        return cache_blocks
+
+    def inner(original: Any) -> Any:
+        def cache_tail(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if lagging[0] else original(self, *args, **kwargs)
+
+        return cache_tail
+
+    undo = [
+        _replace(KVCacheCoordinator, "cache_blocks", outer),
+        _replace(MambaManager, "_cache_partial_tail_block", inner),
+    ]
+
+    def back() -> None:
+        for one in undo:
+            one()
+
+    return back
+
+
 # ---- options
 
 
@@ -226,6 +258,7 @@ REPAIRS = {
         publish_computed_boundaries,
         offers_still_held,
         stale_windows_rescanned,
+        tails_not_published_late,
     )
 }
 OPTIONS = {"dense_retention": dense_retention}
