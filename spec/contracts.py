@@ -584,12 +584,30 @@ def _schedule_whole(view: SchedulerView, question: Question, decisions: list[Eve
                 f"{event[1]} is admitted with {event[2]} then {event[3]} tokens; loads are created "
                 f"for {sorted(loads)}"
             )
+        if event[0] == "hit" and event[1] in loads:
+            problem = _lacks_columns(view, event[1], event[3])
+            if problem:
+                return problem
     batch = [r.uid for r in view.book.requests.values() if r.status is Status.RUNNING]
     if len(batch) > view.config.slots:
         return f"{len(batch)} requests run in {view.config.slots} slots"
     return _keys_follow_copies(view, decisions) or next(
         filter(None, map(partial(_overwrites, view), view.rows)), None
     )
+
+
+def _lacks_columns(view: SchedulerView, u: UserId, total: int) -> str | None:
+    """Whether a hit claims tokens for which the request holds no block that it will read."""
+    request = view.book.requests[u]
+    computed = min(total, request.known - 1)
+    for g, group in enumerate(view.config.groups):
+        last = -(-computed // group.block_tokens)
+        first = last - 1 if group.kind is Kind.MAMBA else read_from(group, computed) // group.block_tokens
+        cols = request.cols[g]
+        lacking = [col for col in range(first, last) if col >= len(cols) or not cols[col]]
+        if lacking:
+            return f"{u} hits {total} tokens and holds no columns {lacking} of group {group.name}"
+    return None
 
 
 def _keys_follow_copies(view: SchedulerView, decisions: list[Event]) -> str | None:

@@ -109,7 +109,8 @@ class KeepsNothing(Reference):
         self.places.append(place)
 
     def on_reset(self, scope: str) -> Answer:
-        self.do(("evict", self.book.free[0]))  # under a key or not: nothing is lost
+        if self.book.free:
+            self.do(("evict", self.book.free[0]))  # under a key or not: nothing is lost
         return super().on_reset("all")
 
 
