@@ -98,6 +98,9 @@ def resend_is_hit(world: World, event: Event) -> None:
     if first is None or first == uid or not config.prefix_caching or len(client.tokens) > client.prompt:
         before[0] += 1
         return
+    if world.mamba_block and config.reprefilled_tokens:  # chunks may have to end elsewhere, and keys lag
+        before[0] += 1
+        return
     stored = config.offload and not any(t.uid == first for t in world.transfers.values())
     stored &= world.clients[first].began_at == 0
     want = 0
