@@ -492,6 +492,8 @@ def _job(
     view: SchedulerView, question: Question, j: int, way: str, u: UserId,
     chunks: tuple[tuple[Key, int, tuple[int, ...]], ...],
 ) -> str | None:  # fmt: skip
+    if u not in view.book.requests:
+        return f"job {j} is for {u}, which is gone"
     config, request = view.config, view.book.requests[u]
     per = config.blocks_per_chunk
     for (g, n, prefix), place, subs in chunks:
