@@ -146,6 +146,7 @@ REPAIRED_BY = {
     "reused-offer": ("offers_still_held",),
     "early-boundary": ("publish_computed_boundaries",),
     "mtp-stall": ("reserve_keeps_progress",),
+    "late-tail": ("tails_not_published_late",),
     "lookup-past-hashes": ("lookup_within_hashes",),
     "dense-windows": ("stale_windows_rescanned",),
     "split-divisor": ("split_by_state_block",),
