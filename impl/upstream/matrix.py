@@ -219,13 +219,14 @@ def recorded() -> dict[str, Any]:
 
 
 def known(case: Case) -> list[Choices]:
-    """The recorded runs of a case, of whichever release: tried before new ones are looked for."""
+    """The recorded runs of a case within its limits, of whichever release: tried before new ones."""
     runs = {
         tuple(found["choices"]): None
         for rows in recorded().values()
         for found in rows["cases"].get(case.name, {"refuted": {}})["refuted"].values()
     }
-    return [tuple(script.parse(line) for line in run) for run in runs]
+    told = [tuple(script.parse(line) for line in run) for run in runs]
+    return [run for run in told if all(c[0] != "arrive" or c[3] >= case.limits.shortest_prompt for c in run)]
 
 
 def run_matrix(given: argparse.Namespace) -> int:
