@@ -215,7 +215,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "accepted_count_belongs": ("composed-v1", deciding(counts_buffer=lambda: "rows")),
     "accepted_offset_in_range": ("hybrid-pp1", enqueuing(seeds_changed(accepted=-1))),
     # coverage and lookup
-    "resend_is_hit": ("composed", deciding(publish_limit=lambda config, computed, scheduled, known: 0)),
+    "resend_is_hit": ("plain", deciding(publish_limit=lambda config, computed, scheduled, known: 0)),
     "handed_table_serves": ("composed", deciding(clipped_columns=lambda group, columns, computed: 0)),
     "demand_within_lookup": ("composed", editing("look", lambda k, e: [])),
     "hit_below_known": ("plain", editing("hit", lambda k, e: [(*e[:2], *2 * (k.requests[e[1]].known,))])),

@@ -279,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
     hunting.add_argument("names", nargs="*", metavar="NAME")
     hunting.add_argument("--all", action="store_true")
     hunting.add_argument("--file", metavar="FILE", help="a file that defines FAULT = Fault(...)")
-    hunting.add_argument("--runs", type=int, default=300, metavar="R")
+    hunting.add_argument("--runs", type=int, default=800, metavar="R")
     hunting.add_argument("--choices", type=int, default=200, metavar="N")
     hunting.add_argument("--seed", type=int, default=0, metavar="S")
     hunting.add_argument(

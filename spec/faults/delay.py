@@ -134,7 +134,7 @@ FAULTS = (
         "The tag that tells two occupants of a slot apart keeps one "
         "bit: every second one looks like the first.",
         "generations are full integers", ("https://github.com/NVIDIA/TensorRT-LLM/issues/17665",),
-        {"masks_late_row": lambda then, now: then % 2 != now % 2}, bites=("slots",),
+        {"masks_late_row": lambda then, now: then % 2 != now % 2}, bites=("slots", "hybrid-pp4-async"),
         harmless=("hybrid-pp1",), why_harmless="with one stage nothing is late",
         cases=("tensorrt-llm-17665",),
     ),

@@ -168,7 +168,7 @@ def breadth_first(
 def hunt(
     fault: Fault,
     *,
-    runs: int = 300,
+    runs: int = 800,
     choices: int = 200,
     seed: int = 0,
     seeds: int = 1,
@@ -203,7 +203,7 @@ def hunt(
                     config, fault.policy, examples=150, choices=80, seed=seed
                 )
     for name in fault.harmless:
-        held = find(configs.named(name), fault.policy, runs=max(20, runs // 6), choices=choices, seed=seed)
+        held = find(configs.named(name), fault.policy, runs=max(20, runs // 16), choices=choices, seed=seed)
         if held:
             outcome.wrong.append(f"refuted in {name}, where it should be harmless: {held.breach.rule}")
     return outcome
@@ -249,7 +249,7 @@ def hunt_in(
     repaired = replay(config, fault.repaired, short)
     if repaired.verdict or (short[-1] != ("quiet",) and not repaired.quiet()):
         outcome.wrong.append(f"{config.name}: the repair breaks {repaired.verdict} on the same choices")
-    fresh = find(config, fault.repaired, runs=max(20, runs // 10), choices=choices, seed=seed + 1000)
+    fresh = find(config, fault.repaired, runs=max(20, runs // 25), choices=choices, seed=seed + 1000)
     if fresh:
         outcome.wrong.append(f"{config.name}: the repair breaks {fresh.breach.rule}: {fresh.breach.text}")
     seconds = median(one.seconds for one in hits)

@@ -52,6 +52,6 @@ FAULTS = (
         "A reset hands out host places that transfers from before it still write.",
         "ids below a threshold are counted down in a reset fence",
         (".../offloading/scheduler.py::reset_cache",),
-        {"reset_keeps_places": lambda: False}, bites=("tiny-tier",),
+        {"reset_keeps_places": lambda: False}, bites=("plain-offload",),
     ),
 )  # fmt: skip
