@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from impl.upstream import cases, check
+from impl.upstream import cases, check, worker_order
 from impl.upstream.child import Child, Died
 from impl.upstream.env import Prepared, Unavailable, fetch, prepared, prepared_tree
-from impl.upstream.policy import Release
-from impl.upstream.releases import KNOWN, UnknownRelease, recognise
+from impl.upstream.policy import AdapterError, Release
+from impl.upstream.releases import KNOWN, UnknownRelease, package_of, recognise
 from spec.config import ConfigError
 
 
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--repair", metavar="NAME", action="append", default=[], help="repair this first")
     many = commands.add_parser("matrix", help="rules and faults against releases")
     many.add_argument("--releases", nargs="+", metavar="X", default=list(KNOWN))
+    many.add_argument("--default", action="store_true", help="the default cases, no kernels, no mutants")
     many.add_argument("--record", action="store_true", help="write verdicts.json and the documents' table")
     for command in (one, many):
         command.add_argument(
@@ -71,18 +73,37 @@ def main(arguments: list[str] | None = None) -> int:
         return run_matrix(given)
     except (Unavailable, UnknownRelease, ConfigError) as error:
         print(f"impl.upstream: {error}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read the report has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"impl.upstream: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"impl.upstream: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+    except Died as died:  # in a process of the matrix
+        print(f"impl.upstream: {died}", file=sys.stderr)
+        return 1
     return 2
 
 
-def chosen(given: argparse.Namespace) -> Prepared:
-    """The release or tree that was asked for."""
-    if given.vllm:
-        tree = recognise(Path(given.vllm))
-        print(f"{given.vllm} has the signatures of vllm {tree.release}")
-        return prepared_tree(tree)
-    return prepared(given.release or KNOWN[-1])
+def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
+    """The release or tree that was asked for, and for a tree what of it is simulated."""
+    if not given.vllm:
+        return prepared(given.release or KNOWN[-1])
+    tree = recognise(Path(given.vllm))
+    use = prepared_tree(tree)
+    print(f"{given.vllm} has the signatures of vllm {tree.release}")
+    package = package_of(tree.directory)
+    changed = set()
+    for runner in sorted(runners):
+        try:
+            worker_order.verify_runner(package, tree.release, runner)
+        except worker_order.Drift as drift:
+            raise UnknownRelease(
+                f"the {runner} runner of {given.vllm} is not that of vllm {tree.release}, in whose order "
+                f"workers are simulated: {drift}; name cases of another runner with --config"
+            ) from None
+        changed.update(worker_order.changed_files(package, tree.release, runner))
+    for path in sorted(changed):
+        print(f"note: vllm/{path} is not the release's; workers are simulated, so that change is not seen")
+    return use
 
 
 def run_check(given: argparse.Namespace) -> int:
@@ -94,9 +115,7 @@ def run_check(given: argparse.Namespace) -> int:
         return 0
     todo = [cases.find(name) for name in given.config or []]
     todo = todo or [case for case in cases.CASES if case.default]
-    for case in todo:
-        case.load()
-    use = chosen(given)
+    use = chosen(given, {case.load().runner for case in todo})
     print(f"check: vllm {use.tree.release}; {len(todo)} cases; seed {given.seed}", flush=True)
     from impl.upstream.matrix import known
 
@@ -106,6 +125,7 @@ def run_check(given: argparse.Namespace) -> int:
             policy = Release(child, tuple(given.repair))
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        child.load()
         for case in todo:
             try:
                 result = check.run_case(
@@ -118,8 +138,11 @@ def run_check(given: argparse.Namespace) -> int:
                     say=tell,
                 )
             except Died as died:
-                print(f"impl.upstream: {died}", file=sys.stderr)
+                print(f"impl.upstream: {case.name}: {died}", file=sys.stderr)
                 return 1
+            except AdapterError as error:
+                print(f"impl.upstream: {case.name}: the adapter cannot follow: {error}", file=sys.stderr)
+                return 2
             tell(f"  {case.name}: {result.verdict}")
             results.append(result)
     print("\n".join(check.report(results)))

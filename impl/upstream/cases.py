@@ -76,7 +76,7 @@ CASES: tuple[Case, ...] = (
     Case("flush-order", "mamba-offload", "flush after zeroing and pre-copy; boundaries repaired",
          limits=TWO, repairs=(OFFER,)),
     Case("flush-repaired", "mamba-offload", "flush and boundaries repaired", limits=TWO,
-         repairs=(FLUSH, OFFER), runs=80),
+         repairs=(FLUSH, OFFER), runs=60, choices=300),  # both requests at full length are rare: long walks
     Case("reused-offer", "reused-offer", "a boundary block reused in the pass that offers it; flush repaired",
          limits=TWO, repairs=(FLUSH,), runs=90),
     Case("reused-offer-repaired", "reused-offer", "repaired", limits=TWO, repairs=(FLUSH, OFFER), runs=90),

@@ -286,15 +286,17 @@ def plain(result: CaseResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 2),
         "seen": {name: result.seen[name] for name in result.required},
         "disciplines": result.disciplines,
-        "refuted": {
-            rule: {
-                "text": found.text,
-                "choices": lines(found.choices),
-                "disciplines": list(found.disciplines),
-                "functions": list(found.functions),
-            }
-            for rule, found in result.refuted.items()
-        },
+        "refuted": {rule: refutation(found) for rule, found in result.refuted.items()},
+    }
+
+
+def refutation(found: Refutation) -> dict[str, Any]:
+    """One refutation as plain data."""
+    return {
+        "text": found.text,
+        "choices": lines(found.choices),
+        "disciplines": list(found.disciplines),
+        "functions": list(found.functions),
     }
 
 

@@ -13,10 +13,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from impl.upstream.env import Prepared, variables
+from impl.upstream.env import Prepared, Unavailable, variables
 from spec.config import Config, ConfigError
 
 Plain = dict[str, Any]
@@ -52,6 +53,17 @@ class Child:
             stderr=self._stderr,
             env=dict(environment) if environment is not None else variables(use),
         )
+
+    def load(self) -> None:
+        """Import the release now; :class:`Unavailable` if it cannot be, or if it is another tree."""
+        try:
+            reply = self.ask("load")
+        except Died as died:
+            reply = {"error": died}
+        if "error" in reply:
+            raise Unavailable(f"{self.tree} cannot be imported: {reply['error']}")
+        if not Path(reply["at"]).resolve().is_relative_to(self.tree.resolve()):
+            raise Unavailable(f"{reply['at']} is imported in place of {self.tree}")
 
     def ask(self, ask: str, **arguments: Any) -> Plain:
         """One question; :class:`Died` if the process does not answer."""

@@ -7,6 +7,7 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ============ ===================================== ===================================================
 ``ask``      takes                                 answers
 ============ ===================================== ===================================================
+``load``     -                                     ``at``: the file of the package that is imported
 ``new``      ``config``: the fields of a Config;   ``geometry``; ``state`` in place of ``changed``
              ``patches``: names in ``patches``;
              ``narrate``: a boolean
@@ -342,6 +343,8 @@ class Server:
         arguments = {name: value for name, value in question.items() if name != "ask"}
         try:
             match ask:
+                case "load":
+                    return self._load()
                 case "new":
                     self.engine, self.crashed = None, False
                     self._patch(arguments.get("patches", ()))
@@ -360,7 +363,8 @@ class Server:
                 self.forks[arguments["name"]] = copy.deepcopy(self.engine)
                 return {}
             if ask not in QUESTIONS:
-                raise Misuse(f"unknown question {ask!r}; known: new, back, fork, {', '.join(QUESTIONS)}")
+                known = ", ".join(("load", "new", "back", "fork", *QUESTIONS))
+                raise Misuse(f"unknown question {ask!r}; known: {known}")
             reply: Plain = getattr(self.engine, ask)(**arguments)
             if ask in ("state", "pending"):
                 return reply
@@ -377,6 +381,16 @@ class Server:
             if crash is None:
                 raise
             return self._crashed(crash)
+
+    def _load(self) -> Plain:
+        """Import what a scheduler is made of: a tree that cannot be imported says so before anything runs."""
+        try:
+            import vllm
+            from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler  # noqa: F401
+            from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: F401
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return {"at": os.path.abspath(vllm.__file__)}
 
     def _patch(self, names: Iterable[str]) -> None:
         """Take the last scheduler's patches back and apply this one's."""

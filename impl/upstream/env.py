@@ -67,6 +67,10 @@ STAGES: tuple[tuple[str, ...], ...] = (
 )
 
 
+#: what pip says when an index does not answer or does not have something
+NOT_THERE = ("No matching distribution", "Could not find a version", "connection broken", "ConnectionError")
+
+
 class Unavailable(Exception):
     """A release cannot be prepared or used here; the message is one line and names the remedy."""
 
@@ -139,10 +143,13 @@ def _pip(python: Path, arguments: list[str], what: str, extra: dict[str, str] | 
         return
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no message"]
-    raise Unavailable(
-        f"cannot install {what}: {errors[0].removeprefix('ERROR: ')[:300]} "
-        "(is the package index reachable? set PIP_INDEX_URL if it is another one, then fetch again)"
-    )
+    said = errors[0].removeprefix("ERROR: ")[:300]
+    if any(sign in done.stderr for sign in NOT_THERE):
+        raise Unavailable(
+            f"cannot install {what}: {said} (the package index is not reachable or lacks it: if it is another "
+            "one, set PIP_INDEX_URL; then fetch again)"
+        )
+    raise Unavailable(f"cannot install {what}: {said} (`{' '.join(command)}` says more)")
 
 
 def _install_torch(python: Path) -> None:
@@ -160,7 +167,10 @@ def _build_environment(target: Path) -> None:
     python = building / "bin" / "python"
     if not python.exists():
         shutil.rmtree(building, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(building)], check=True)
+        made = subprocess.run([sys.executable, "-m", "venv", str(building)], capture_output=True, text=True)
+        if made.returncode:
+            said = (made.stdout + made.stderr).strip().splitlines() or ["no message"]
+            raise Unavailable(f"cannot make a virtual environment with {sys.executable}: {said[0]}")
     for number, stage in enumerate(STAGES):
         mark = building / f".stage-{number}"
         if mark.exists():
@@ -245,6 +255,7 @@ def variables(use: Prepared) -> dict[str, str]:
     return inherited | {
         # Not sys.path alone: vLLM inspects a model class in a subprocess of its own.
         "PYTHONPATH": os.pathsep.join((str(use.tree.directory), *_metadata(use), str(repository))),
+        "PYTHONSAFEPATH": "1",  # not the current directory: it may be a checkout with a ``vllm`` of its own
         "PYTHONHASHSEED": "0",  # sets are iterated: without it the same run differs from process to process
         "PYTHONPYCACHEPREFIX": str(use.cache / "pyc"),  # nothing is written into a checkout
         "VLLM_CACHE_ROOT": str(use.cache),

@@ -2,15 +2,26 @@
 
 Known history must come out by itself (:data:`HISTORY`).  Everything else is compared with what the repository
 records (``verdicts.json``), whose runs are tried first; ``--record`` looks for everything afresh and writes
-the record, with every reduced run, and the table into the documents.
+the record, with every reduced run, and the table into the documents.  ``--default`` keeps to the default
+cases, without kernels and mutants: what every change is checked with.
+
+Releases run side by side, a process for each processor.  What a stopped run has found stays in the cache
+directory and the same command goes on from there (:class:`Journal`).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import multiprocessing
+import os
+import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +30,12 @@ from impl.upstream.cases import Case
 from impl.upstream.check import HOLDS, REFUTED, UNDETERMINED
 from impl.upstream.child import Child
 from impl.upstream.drive import Choices, walked
-from impl.upstream.env import Unavailable, prepared, with_kernels
+from impl.upstream.env import Unavailable, cache_directory, prepared, with_kernels
 from impl.upstream.patches import MUTANTS
 from impl.upstream.policy import Release
 from impl.upstream.releases import KNOWN, require_known
 from spec import script
+from spec.reduce import replay
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "upstream.md"
@@ -101,35 +113,110 @@ def mutant_row(release: Release, mutant: str, seed: int, choices: int | None) ->
     return {"case": case.name, "verdict": UNDETERMINED, "runs": MUTANT_RUNS}
 
 
+@dataclass(slots=True)
+class Journal:
+    """What a run of the matrix has found of one release so far, kept on disk after every row.
+
+    It is continued only by the same command on the same code (``key``); a finished matrix deletes it.
+    """
+
+    release: str
+    key: str
+    rows: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return cache_directory() / "matrix" / f"{self.release}.json"
+
+    def resume(self) -> Journal:
+        """With the rows of an earlier run of the same key, if there was one."""
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return self
+        if stored.get("key") == self.key:
+            self.rows = stored["rows"]
+        return self
+
+    def row(self, name: str, make: Callable[[], dict[str, Any]], shown: Callable[[Any], str]) -> Any:
+        """A row, made unless it is there already, and a line of progress."""
+        began, took = time.perf_counter(), "from the run before"
+        if name not in self.rows:
+            self.rows[name] = make()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self.path.with_suffix(".partial")
+            unfinished.write_text(json.dumps({"key": self.key, "rows": self.rows}), encoding="utf-8")
+            unfinished.replace(self.path)
+            took = f"{time.perf_counter() - began:.0f} s"
+        print(f"  {self.release} {name}: {shown(self.rows[name])} ({took})", flush=True)
+        return self.rows[name]
+
+
+def key_of(given: argparse.Namespace) -> str:
+    """What a journal's rows depend on: the options, and every source file of the model and this package."""
+    digest = hashlib.sha256(repr((given.runs, given.choices, given.seed, given.record)).encode())
+    for folder in (Path(__file__).parent, Path(__file__).parents[2] / "spec"):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".toml"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def run_release(given: argparse.Namespace, release: str) -> dict[str, Any]:
     """All rows of one release."""
-    rows: dict[str, Any] = {}
+    journal = Journal(release, key_of(given)).resume()
+
+    def run_case(case: Case) -> dict[str, Any]:
+        told = () if given.record else known(case)
+        options = {"runs": given.runs, "choices": given.choices, "seed": given.seed, "known": told}
+        return check.plain(check.run_case(case, policy, **options))
+
+    made: dict[str, Any] = {"cases": {}, "kernels": {}, "mutants": {}}
     with Child(prepared(release)) as child:
         policy = Release(child)
         for case in cases.CASES:
-            began = time.perf_counter()
-            result = check.run_case(
-                case,
-                policy,
-                runs=given.runs,
-                choices=given.choices,
-                seed=given.seed,
-                known=() if given.record else known(case),
-            )
-            rows[case.name] = check.plain(result)
-            print(
-                f"  {release} {case.name}: {cell(rows[case.name])} ({time.perf_counter() - began:.0f} s)",
-                flush=True,
-            )
-        mutants = {}
-        if release == max(given.releases):
-            for mutant in MUTANTS:
-                mutants[mutant] = mutant_row(policy, mutant, given.seed, given.choices)
-                print(f"  {release} {mutant}: {mutants[mutant]['verdict']}", flush=True)
-    kernels = {
-        name: {"verdict": verdict, "seen": seen} for name, (verdict, seen) in kernel_rows(release).items()
-    }
-    return {"cases": rows, "kernels": kernels, "mutants": mutants}
+            if case.default or not given.default:
+                made["cases"][case.name] = journal.row(case.name, partial(run_case, case), cell)
+        for mutant in MUTANTS if release == max(given.releases) and not given.default else ():
+            make = partial(mutant_row, policy, mutant, given.seed, given.choices)
+            made["mutants"][mutant] = journal.row(mutant, make, lambda row: str(row["verdict"]))
+    if not given.default:
+        rows = journal.row("kernels", lambda: kernel_rows(release), lambda rows: f"{len(rows)} scenarios")
+        made["kernels"] = {name: {"verdict": verdict, "seen": seen} for name, (verdict, seen) in rows.items()}
+    return made
+
+
+def run_releases(given: argparse.Namespace) -> dict[str, Any]:
+    """All rows of all releases, side by side."""
+    jobs = min(len(given.releases), os.cpu_count() or 1)
+    # Forked before any process of a release exists; an interrupt is for the parent alone.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("fork").Pool(jobs, signal.signal, ignore) as pool:
+        asked = {release: pool.apply_async(run_release, (given, release)) for release in given.releases}
+        return {release: rows.get() for release, rows in asked.items()}
+
+
+def exchange(made: dict[str, Any]) -> None:
+    """Try what one release's search found on every other: a record then holds what a comparison will find."""
+    for release, rows in made.items():
+        with Child(prepared(release)) as child:
+            for name, row in rows["cases"].items():
+                case = cases.BY_NAME[name]
+                if row["refused"]:
+                    continue
+                policy = Release(child).changed(*case.repairs)
+                for run in runs_of(case, made):
+                    world = replay(case.load(), policy, run)
+                    broken = world.verdict
+                    if broken is None or broken.rule in row["refuted"]:
+                        continue
+                    found = check.Refutation(
+                        broken.rule, broken.text, run, tuple(breach.rule for breach in world.disciplines)
+                    )
+                    row["refuted"][broken.rule] = check.refutation(found)
+                    row["verdict"] = REFUTED
+                    print(f"  {release} {name}: {cell(row)} (by another release's run)", flush=True)
 
 
 def cell(row: dict[str, Any]) -> str:
@@ -147,7 +234,9 @@ def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tupl
     """What is not as expected, with its exit code: history first, then the record."""
     for release, rows in made.items():
         for name, refuted in HISTORY.items():
-            row = rows["cases"][name]
+            row = rows["cases"].get(name)
+            if row is None:
+                continue
             want = REFUTED if release in refuted else HOLDS
             if row["verdict"] != want:
                 yield f"{release} {name}: {row['verdict']}, history says {want}", code(row["verdict"])
@@ -156,20 +245,24 @@ def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tupl
                 if not any(CAUSE[name] in disciplines for disciplines in causes):
                     yield f"{release} {name}: refuted, but not by {CAUSE[name]}", 1
         for name, by in (("kernel-late-rows", "late-rows"), ("kernel-resume-column", "resume-column")):
-            verdict = rows["kernels"][name]["verdict"]
+            verdict = rows["kernels"].get(name, {}).get("verdict")
             want = REFUTED if release in HISTORY[by] else HOLDS
-            if verdict != want:
+            if verdict not in (None, want):
                 yield f"{release} {name}: {verdict}, history says {want}", code(verdict)
         for mutant, row in rows["mutants"].items():
             if row["verdict"] != REFUTED:
                 yield f"{release} with {mutant}: not found in {row['runs']} runs", 3
         for name, row in rows["cases"].items():
             before = recorded.get(release, {}).get("cases", {}).get(name)
-            if before is not None and name not in HISTORY and before["verdict"] != row["verdict"]:
+            if before is None:
+                continue
+            if name not in HISTORY and before["verdict"] != row["verdict"]:
                 yield (
                     f"{release} {name}: {row['verdict']}, recorded is {before['verdict']}",
                     code(row["verdict"]),
                 )
+            for rule in before["refuted"].keys() - row["refuted"].keys():
+                yield f"{release} {name}: the recorded run no longer breaks {rule}", 1
 
 
 def code(verdict: str) -> int:
@@ -183,21 +276,24 @@ def table(made: dict[str, Any]) -> Iterator[str]:
     yield "| case | configuration | " + " | ".join(releases) + " |"
     yield "|---|---|" + "---|" * len(releases)
     for case in cases.CASES:
-        marks = "".join(f", {name} repaired" for name in case.repairs)
-        cells = [cell(made[release]["cases"][case.name]) for release in releases]
-        yield f"| {case.name}: {case.why} | `{case.config}`{marks} | " + " | ".join(cells) + " |"
+        if all(case.name in made[release]["cases"] for release in releases):
+            marks = "".join(f", {name} repaired" for name in case.repairs)
+            cells = [cell(made[release]["cases"][case.name]) for release in releases]
+            yield f"| {case.name}: {case.why} | `{case.config}`{marks} | " + " | ".join(cells) + " |"
     for name in ("kernel-late-rows", "kernel-resume-column"):
-        cells = [
-            f"{made[r]['kernels'][name]['verdict']}: {made[r]['kernels'][name]['seen']}" for r in releases
-        ]
-        yield f"| {name}: the release's own kernels, interpreted | | " + " | ".join(cells) + " |"
+        rows = [made[release]["kernels"].get(name) for release in releases]
+        if any(rows):
+            cells = [f"{row['verdict']}: {row['seen']}" if row else "" for row in rows]
+            yield f"| {name}: the release's own kernels, interpreted | | " + " | ".join(cells) + " |"
     for mutant in MUTANTS:
-        cells = []
-        for release in releases:
-            row = made[release]["mutants"].get(mutant)
-            found = f"found in run {row['runs']}: `{row['rule']}`" if row and "rule" in row else "not found"
-            cells.append(found if row else "")
-        yield f"| mutant {mutant} | `{BITES[mutant]}` | " + " | ".join(cells) + " |"
+        rows = [made[release]["mutants"].get(mutant) for release in releases]
+        if any(rows):
+            found = [
+                f"found in run {row['runs']}: `{row['rule']}`" if row and "rule" in row else ""
+                for row in rows
+            ]
+            cells = [text or ("not found" if row else "") for text, row in zip(found, rows, strict=True)]
+            yield f"| mutant {mutant} | `{BITES[mutant]}` | " + " | ".join(cells) + " |"
 
 
 def write_document(made: dict[str, Any], command: str) -> None:
@@ -219,10 +315,15 @@ def recorded() -> dict[str, Any]:
 
 
 def known(case: Case) -> list[Choices]:
-    """The recorded runs of a case within its limits, of whichever release: tried before new ones."""
+    """The recorded runs of a case, of whichever release: tried before new ones."""
+    return runs_of(case, recorded())
+
+
+def runs_of(case: Case, made: dict[str, Any]) -> list[Choices]:
+    """The runs that refute a case in some release, within the case's limits."""
     runs = {
         tuple(found["choices"]): None
-        for rows in recorded().values()
+        for rows in made.values()
         for found in rows["cases"].get(case.name, {"refuted": {}})["refuted"].values()
     }
     told = [tuple(script.parse(line) for line in run) for run in runs]
@@ -230,14 +331,22 @@ def known(case: Case) -> list[Choices]:
 
 
 def run_matrix(given: argparse.Namespace) -> int:
-    """The ``matrix`` command; the exit code."""
+    """The ``matrix`` command; the exit code.  Raises :class:`Unavailable` before anything runs."""
+    if given.record and given.default:
+        raise Unavailable("--record writes the whole matrix: leave --default out")
     for release in given.releases:
         require_known(release)
         prepared(release)
-    print(
-        f"matrix: vllm {', '.join(given.releases)}; {len(cases.CASES)} cases; seed {given.seed}", flush=True
-    )
-    made = {release: run_release(given, release) for release in given.releases}
+    todo = [case for case in cases.CASES if case.default or not given.default]
+    print(f"matrix: vllm {', '.join(given.releases)}; {len(todo)} cases; seed {given.seed}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        made = run_releases(given)
+        if given.record:
+            exchange(made)
+    except KeyboardInterrupt:
+        print("impl.upstream: stopped; the same command goes on from here", file=sys.stderr)
+        return 3
     before = {} if given.record else recorded()
     print()
     print("\n".join(table(made)))
@@ -251,6 +360,8 @@ def run_matrix(given: argparse.Namespace) -> int:
     if given.record:
         VERDICTS.write_text(json.dumps(recorded() | made, indent=1) + "\n", encoding="utf-8")
         write_document(recorded(), "python -m impl.upstream matrix --record")
+    for release in given.releases:
+        Journal(release, "").path.unlink(missing_ok=True)
     codes = {exit_code for _, exit_code in found}
     if not found:
         print("all as expected")

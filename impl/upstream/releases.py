@@ -167,7 +167,10 @@ def digests(package: Path) -> dict[str, str]:
     result = {}
     for path, names in READ.items():
         source = package / path
-        module = ast.parse(source.read_text()) if source.exists() else ast.Module([], [])
+        try:
+            module = ast.parse(source.read_text(encoding="utf-8")) if source.exists() else ast.Module([], [])
+        except (SyntaxError, ValueError) as error:
+            raise UnknownRelease(f"{source} is not Python: {error}") from None
         for name in names:
             definition = _definition(module, name)
             text = None if definition is None else _signature(definition)

@@ -7,6 +7,10 @@ operation below is fixed by a *chain* of calls, from the runner's entry down to 
 that the list cannot drift from the code.
 
     python -m impl.upstream.worker_order RELEASE|DIR [--runner v1|v2]     print the programs with their lines
+    python -m impl.upstream.worker_order --record RELEASE                 record the digests of its files
+
+The workers are simulated by that list, so a change to their files is not run: :func:`changed_files` says
+which files of a tree are not those of the release.
 
 Two streams matter.  Everything is enqueued on the main stream unless it says otherwise; a transfer runs on a
 stream of its own, which waits for what the main stream holds at submission and for the previous transfer in
@@ -17,8 +21,10 @@ its direction (``v1/kv_offload/cpu/gpu_worker.py``), and for which nothing on th
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -570,8 +576,56 @@ def verify(package: Path, operations: Iterable[Operation]) -> None:
         previous = operation, found
 
 
+FILES = Path(__file__).with_name("worker_files.json")
+
+
+def programs(release: str, runner: str) -> Iterator[list[Operation]]:
+    """The programs of a runner: each kind of rank, with and without a forward, with and without drafts."""
+    for last_rank, forward, speculation in product((True, False), repeat=3):
+        yield list(program(release, runner, last_rank=last_rank, forward=forward, speculation=speculation))
+
+
+def verify_runner(package: Path, release: str, runner: str) -> None:
+    """:func:`verify` for all programs of a runner."""
+    for operations in programs(release, runner):
+        verify(package, operations)
+
+
+def file_digests(package: Path, release: str, runner: str) -> dict[str, str]:
+    """A digest of each file that a runner's programs and facts are read from; blank lines and comments do not
+    count."""
+    paths = {call[0] for operations in programs(release, runner) for one in operations for call in one.chain}
+    paths |= {where.partition("::")[0] for where in facts(release, runner).where.values()}
+    result = {}
+    for path in sorted(paths):
+        source = (package / path).read_text(encoding="utf-8") if (package / path).exists() else ""
+        code = [line.strip() for line in source.splitlines()]
+        text = "\n".join(line for line in code if line and not line.startswith("#"))
+        result[path] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return result
+
+
+def changed_files(package: Path, release: str, runner: str) -> list[str]:
+    """Files of a tree that a runner is simulated from and that are not the release's."""
+    recorded = json.loads(FILES.read_text(encoding="utf-8"))[release][runner]
+    have = file_digests(package, release, runner)
+    return [path for path, digest in have.items() if recorded.get(path) != digest]
+
+
+def record(release: str, package: Path) -> None:
+    """Record (or replace) the digests of a release's files."""
+    known = json.loads(FILES.read_text(encoding="utf-8")) if FILES.exists() else {}
+    known[release] = {runner: file_digests(package, release, runner) for runner in ("v1", "v2")}
+    FILES.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     """Command line of this module; see its docstring."""
+    if len(arguments) == 2 and arguments[0] == "--record" and arguments[1] in KNOWN:
+        from impl.upstream.env import prepared as fetched
+
+        record(arguments[1], package_of(fetched(arguments[1]).tree.directory))
+        return 0
     runners: tuple[str, ...] = ("v2", "v1")
     if "--runner" in arguments[:-1]:
         at = arguments.index("--runner")
