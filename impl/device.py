@@ -1,14 +1,15 @@
-"""A worker's device: its streams run, one operation at a time, on real bytes.
+"""A worker's device: what each operation of its streams does to real bytes.
 
-The story.  A worker's host enqueues operations; when each of them runs is decided by whoever drives the
-device: here a deterministic executor that is told "the next one of this stream", so that a run can be
-replayed.  Operands are read when an operation runs, from the tables and counts as they are then.  State
-copies find their blocks in the *source* tables, by request slot; forwards read the *gathered* tables, by
-batch row.  A transfer copies one half of every page when it begins and the other when it ends: whatever
-changes in between is torn for certain, not by luck.
+The story.  A worker's host enqueues operations; whoever drives the device decides when each of them runs.
+Operands are read when an operation runs, from the tables and counts as they are then.  State copies find
+their blocks in the *source* tables, by request slot; forwards read the *gathered* tables, by batch row.  A
+transfer copies one half of every page when it begins and the other when it ends: whatever changes in
+between is torn for certain, not by luck.
 
-What comes from outside the worker (token ids, how many drafts were right, what the stage before handed on)
-comes through a :class:`Feed`.
+On a CPU an operation runs when ``execute`` is called.  On a CUDA device ``execute`` only launches it, on the
+current stream, and never waits: numbers that the host knows go through :meth:`Device.tensor`, those that it
+learns later (token ids, how many drafts were right: a :class:`Feed`) through :meth:`Device.late`.  See
+``impl.streams`` for both on CUDA.
 
 Sources: `v1/worker/gpu/model_runner.py`, `v1/worker/gpu/pp_utils.py`, `v1/kv_offload/cpu/gpu_worker.py`,
 vLLM 0.33.0.
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from impl.kernels import reference
-from impl.memory import Memory
+from impl.memory import POISON, Memory
 from impl.model import Batch, Layers, Reads, embedded
 from spec.config import Config, Kind
 from spec.ops import (
@@ -117,24 +118,40 @@ class Device:
         self.layers = Layers(config, self.stage, self.device)
         self.block = bound.block_tokens if bound else 0
         self.transfers: dict[int, Transfer] = {}
-        self.counts: dict[
-            int, torch.Tensor
-        ] = {}  # step -> accepted counts by slot, as post-processing left them
+        # step -> accepted counts by slot, as post-processing left them
+        self.counts: dict[int, torch.Tensor] = {}
         self.debug = poison
-        self.before: dict[
-            int, tuple[Op, list[int]]
-        ] = {}  # debug mode: pages to poison right before an operation
-        self.reads: Reads | None = None  # of the last forward or drafter
+        # Debug mode: pages to poison right before an operation.
+        self.before: dict[int, tuple[Op, list[int]]] = {}
+        self.read = torch.zeros(0, dtype=torch.int32)  # what the last forward or drafter read, flat
+        self.places: dict[tuple[str, int], tuple[int, int]] = {}  # and where its parts lie
         self.output: torch.Tensor | None = None  # of the last forward, one word a query token
 
+    def restart(self, feed: Feed, wire: Activations) -> None:
+        """A new engine takes over, and finds everything as if it were new; no address changes."""
+        self.feed, self.wire = feed, wire
+        self.memory.clear()
+        self.transfers.clear()
+        self.counts.clear()
+        self.before.clear()
+
     def tensor(self, values: Sequence[Any], dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        """Numbers on the device."""
+        """Numbers on the device, known to the host now."""
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def late(self, op: Op, values: Callable[[], Sequence[int]], length: int) -> torch.Tensor:
+        """``length`` numbers (int64) that the host knows by the time the operation runs."""
+        return self.tensor(values(), torch.int64)
+
+    def padded_tokens(self, tokens: int) -> int:
+        """Query tokens of the batch that a step's are padded to: here none are added."""
+        return tokens
 
     def execute(self, op: Op) -> None:
         """Run one operation."""
         _, blocks = self.before.pop(id(op), (op, []))
-        self.memory.poison(blocks)
+        if blocks:
+            self.memory.words.index_fill_(0, self.tensor(blocks, torch.int64), POISON)
         name = _HANDLERS.get(type(op))
         if name:
             getattr(self, name)(op)
@@ -145,14 +162,14 @@ class Device:
         memory, last = self.memory, op.first + len(op.blocks)
         if op.blocks:
             memory.source[op.group][op.row, op.first : last] = self.tensor(op.blocks)
-        memory.num_blocks[op.group, op.row] = last
+        memory.num_blocks[op.group, op.row].fill_(last)
 
     def set_slot(self, op: SetSlot) -> None:
         """A slot's state at admission."""
         memory = self.memory
-        memory.slots.accepted[op.slot] = op.accepted
-        memory.slots.columns[op.slot] = op.state
-        memory.computed[op.slot] = op.computed
+        memory.slots.accepted[op.slot].fill_(op.accepted)  # assigning a number would wait for the device
+        memory.slots.columns[op.slot].fill_(op.state)
+        memory.computed[op.slot].fill_(op.computed)
 
     def permute(self, op: Permute) -> None:
         """The v1 runner's rows move or swap, with everything kept by row."""
@@ -164,8 +181,8 @@ class Device:
             memory.num_blocks[:, dst] = memory.num_blocks[:, src].clone()
         for one, two in op.swaps:
             for values in kept:
-                values[[one, two]] = values[[two, one]]
-            memory.num_blocks[:, [one, two]] = memory.num_blocks[:, [two, one]]
+                exchange(values, one, two)
+            exchange(memory.num_blocks.T, one, two)
 
     def gather_rows(self, op: Gather) -> None:
         """Batch rows from slots' rows; padded rows become null."""
@@ -196,18 +213,29 @@ class Device:
 
     def post_process(self, op: PostProcess) -> None:
         """Counts become true; boundary states go to their columns.  A masked row has slot -1."""
-        memory, results = self.memory, self.feed.results(op.step)
-        for index, slot, _ in op.rows:
-            if slot >= 0 and op.settles:
-                memory.computed[slot] -= results[index][1]
-        slots = self.tensor([slot for _, slot, _ in op.rows])
-        sampled = self.tensor([results[index][0] for index, _, _ in op.rows])
-        if self.align is not None:
+        memory, (sampled, rejected) = self.memory, self.results(op)
+        live = [i for i, (_, slot, _) in enumerate(op.rows) if slot >= 0]
+        if live:
+            index = self.tensor(live, torch.int64)
+            slots = self.tensor([op.rows[i][1] for i in live], torch.int64)
+            if op.settles:
+                memory.computed.index_add_(0, slots, -rejected[index])
+            if self.align is None:
+                memory.slots.accepted.index_copy_(0, slots, sampled[index].clamp(min=1))
+        if self.align is not None and op.rows:
+            slots = self.tensor([slot for _, slot, _ in op.rows])
             self.align.postprocess(slots, sampled, memory.computed)
-        else:
-            live = slots >= 0
-            memory.slots.accepted[slots[live].long()] = sampled[live].clamp(min=1)
-        self.keep(self.counts, op.step, memory.slots.accepted.cpu().clone())
+        self.keep(self.counts, op.step, memory.slots.accepted.clone())
+
+    def results(self, op: PostProcess) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per row: tokens verified, drafts rejected; int32 [rows] each."""
+
+        def values() -> list[int]:
+            results = self.feed.results(op.step)
+            return [results[index][part] for part in (0, 1) for index, _, _ in op.rows]
+
+        both = self.late(op, values, 2 * len(op.rows)).int()
+        return both[: len(op.rows)], both[len(op.rows) :]
 
     def keep(self, what: dict[Any, torch.Tensor], key: Any, value: torch.Tensor) -> None:
         """Remember something of a step; the oldest ones go."""
@@ -216,58 +244,69 @@ class Device:
             del what[next(iter(what))]
 
     # -- the model -----------------------------------------------------------------------------------------
-    def batch(self, op: Forward | Draft) -> Batch:
-        """The step's rows, from the slots' own counts."""
-        slots = self.tensor([row.slot for row in op.rows], torch.int64)
-        lengths = tuple(row.tokens for row in op.rows)
-        starts = self.memory.computed[slots].long()
-        rows = [i for i, length in enumerate(lengths) for _ in range(length)]
-        within = [n for length in lengths for n in range(length)]
-        at = self.tensor(rows, torch.int64)
-        offsets = (self.memory.slots.accepted[slots].long() - 1).clamp(0, self.config.drafts)
-        positions = starts[at] + self.tensor(within, torch.int64)
-        return Batch(starts, lengths, tuple(row.decode for row in op.rows), at, positions, offsets)
-
     def forward(self, op: Forward) -> None:
         """All layers of the stage, in order."""
-        memory, batch = self.memory, self.batch(op)
+        lengths = [row.tokens for row in op.rows]
+        rows, tokens = len(op.index), self.padded_tokens(sum(lengths))
+        numbers = self.tensor(row_numbers(op, rows, tokens), torch.int64)
         lane = self.rank % self.config.tp
-        if self.stage:
-            x = self.wire[self.stage - 1, lane, op.step]
-        else:
-            x = embedded(self.feed.tokens(op.step), batch)
-        columns = self.state_columns(op, batch)
-        self.reads = reads = Reads({}, {}, {}, {})
-        rows = len(op.rows)
-        for g, group in enumerate(self.config.groups):
+
+        def ids() -> list[int]:
+            known = [one for row in self.feed.tokens(op.step) for one in row]
+            return known + [0] * (tokens - len(known))
+
+        x = self.wire[self.stage - 1, lane, op.step] if self.stage else self.late(op, ids, tokens)
+        self.show_index(op)
+        longest = max(lengths, default=0)
+        self.output, self.read, self.places = self.run_layers(numbers, x, rows, tokens, longest)
+        self.keep(self.wire, (self.stage, lane, op.step), self.output)
+
+    def show_index(self, op: Forward) -> None:
+        """The rows from which the layers take their state columns are the gathered ones."""
+
+    def run_layers(
+        self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[tuple[str, int], tuple[int, int]]]:
+        """One batch: slots, lengths and kinds of ``rows`` rows, then row and number within it of ``tokens``
+        tokens; and what enters the stage.  Returns what it hands on, what it read, and where that lies."""
+        memory, config = self.memory, self.config
+        slots, lengths, decode = numbers[: 3 * rows].view(3, rows)
+        row, within = numbers[3 * rows :].view(2, tokens)
+        starts = memory.computed[slots].long() * (lengths > 0)
+        positions = starts[row.clamp(max=rows - 1)] + within
+        offsets = (memory.slots.accepted[slots].long() - 1).clamp(0, config.drafts)
+        batch = Batch(lengths, decode > 0, starts, offsets, row, within, positions)
+        if not self.stage:
+            x = embedded(x, batch)
+        columns = self.state_columns(starts + lengths, lengths)
+        reads = Reads()
+        for g, group in enumerate(config.groups):
             if group.kind is Kind.MAMBA:
                 pages, index = memory.states[g], memory.mamba.index(g)
-                x = self.layers.recur(g, x, batch, pages.window, pages.temporal, columns[index], reads)
+                window, temporal = pages.window, pages.temporal
+                x = self.layers.recur(g, x, batch, window, temporal, columns[index], reads, longest)
             else:
                 x = self.layers.attend(g, x, batch, memory.kv[g], memory.gathered[g][:rows], reads)
-        slots = self.tensor([row.slot for row in op.rows], torch.int64)
-        memory.computed[slots] += self.tensor(batch.lengths)
-        self.output = x
-        self.keep(self.wire, (self.stage, lane, op.step), x)
+        memory.computed.index_add_(0, slots, lengths.int())
+        reads.parts["output", -1] = x.int()
+        return x, reads.flat(), reads.places()
 
-    def state_columns(self, op: Forward, batch: Batch) -> torch.Tensor:
+    def state_columns(self, sequence: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Blocks of each row's running and scratch columns, through the gathered tables; padding is null."""
         if self.align is None:
-            return self.tensor([])
-        sequence = torch.zeros(len(op.index), dtype=torch.int32, device=self.device)
-        sequence[: len(op.rows)] = batch.starts.int() + self.tensor(batch.lengths)
-        columns: torch.Tensor = self.align.aligned_state_indices(sequence)
+            return sequence
+        columns: torch.Tensor = self.align.aligned_state_indices(sequence.int())
         return columns
 
     def draft(self, op: Draft) -> None:
         """A drafter of several modules reads its retained history again, through the gathered tables."""
-        rows = len(op.rows)
-        self.reads = Reads({}, {}, {}, {})
+        rows, reads = len(op.rows), Reads()
         for g, group in enumerate(self.config.groups):
             if group.extra_tokens:
                 kv = self.memory.kv[g]
                 seen = kv[self.memory.gathered[g][:rows].long()]
-                self.reads.cells[g] = seen.reshape(rows, -1, kv.shape[2])
+                reads.parts["cells", g] = seen.reshape(rows, -1, kv.shape[2])
+        self.read, self.places = reads.flat(), reads.places()
 
     # -- transfers -----------------------------------------------------------------------------------------
     def begin(self, op: Begin) -> None:
@@ -285,6 +324,16 @@ class Device:
             pages = self.tensor(transfer.pages)
             self.kernels.copy_blocks(self.memory.halves[half], pages, transfer.way == "store")
 
+    def delivered(self, way: str, pages: Sequence[tuple[int, int, int]]) -> tuple[torch.Tensor, int]:
+        """The pages (device block, host chunk, sub-slot) that a transfer has written, one behind the other,
+        and the words of each."""
+        memory, words = self.memory, self.memory.half_bytes // 2
+        read = torch.empty((len(pages), words), dtype=torch.int32, device=self.device)
+        for i, (block, place, sub) in enumerate(pages):
+            chunk = memory.chunks[place, sub].view(torch.int32)
+            read[i].copy_(chunk if way == "store" else memory.words[block, :words], non_blocking=True)
+        return read.reshape(-1), words
+
     # -- accepted counts of the v1 runner ------------------------------------------------------------------
     def copy_counts(self, op: CopyCounts) -> None:
         """A step's accepted counts land in a host buffer."""
@@ -296,17 +345,42 @@ class Device:
         for src, dst in op.moves:
             values[dst] = values[src]
         for one, two in op.swaps:
-            values[[one, two]] = values[[two, one]]
+            exchange(values, one, two)
         for row in op.fresh:
-            values[row] = 1
+            values[row].fill_(1)
 
     def host_counts(self, op: HostCounts) -> None:
         """Each row takes the count of the row where its request sat then, or 1."""
-        values, memory = self.memory.counts[op.buffer].clone(), self.memory
-        for row, then in op.previous:
-            count = int(values[then]) if then >= 0 else 1
-            memory.slots.accepted[row] = count
-            memory.counts["rows"][row] = count
+        if not op.previous:
+            return
+        rows = self.tensor([row for row, _ in op.previous], torch.int64)
+        then = self.tensor([then for _, then in op.previous], torch.int64)
+        counts = self.memory.counts[op.buffer][then.clamp(min=0)]
+        counts = torch.where(then >= 0, counts, torch.ones_like(counts))
+        self.memory.slots.accepted.index_copy_(0, rows, counts)
+        self.memory.counts["rows"].index_copy_(0, rows, counts)
+
+
+def row_numbers(op: Forward, rows: int, tokens: int) -> list[int]:
+    """A batch as numbers: slot, query tokens and kind of every row, padded to ``rows``; row and number within
+    it of every token, padded to ``tokens``."""
+    more = [0] * (rows - len(op.rows))
+    row = [i for i, one in enumerate(op.rows) for _ in range(one.tokens)]
+    within = [n for one in op.rows for n in range(one.tokens)]
+    rest = tokens - len(row)
+    return [
+        *(one.slot for one in op.rows), *more,
+        *(one.tokens for one in op.rows), *more,
+        *(int(one.decode) for one in op.rows), *more,
+        *row, *[rows] * rest, *within, *[0] * rest,
+    ]  # fmt: skip
+
+
+def exchange(values: torch.Tensor, one: int, two: int) -> None:
+    """Two rows change places."""
+    first = values[one].clone()
+    values[one] = values[two]
+    values[two] = first
 
 
 #: operation -> the device's method for it; what is not here leaves memory alone

@@ -7,6 +7,7 @@ says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Engine:
         kernels: Kernels | None = None,
         device: torch.device | None = None,
         poison: bool = False,
-        device_type: type[Device] = Device,
+        device_type: Callable[..., Device] = Device,
     ) -> None:
         decide = decide or Decisions()
         self.scheduler = Scheduler(config, chains, decide)

@@ -1,8 +1,8 @@
 """Sensitivity: the catalogue's faults, put into the implementation from outside, and whether each is
 caught.
 
-``python -m impl.inject [--fault NAME|--list] [--kernels torch|triton] [--runs R] [--choices N] [--seed S]
-[--json FILE]``
+``python -m impl.inject [--fault NAME|--list] [--device cpu|cuda] [--order turns|gated|free]
+[--kernels torch|triton] [--runs R] [--choices N] [--seed S] [--json FILE]``
 
 The shipped modules hold no fault switch.  A fault is another decision function or another order of a step
 (``spec.faults`` says which), or other arrays: :class:`Swapped` binds the kernels to tables whose rows it
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -32,10 +32,10 @@ from impl import refine
 from impl.decisions import Decisions
 from impl.device import Device
 from impl.kernels.layout import GatherTables
-from impl.refine import BYTES, Build, implementation
+from impl.refine import BYTES, Build, MakeWorld, RealWorld, implementation
 from spec import config as configs
 from spec import handbook
-from spec.config import Config
+from spec.config import Config, ConfigError
 from spec.faults import CATALOGUE, Fault, hunt
 from spec.faults.fault import HARMLESS
 from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, TableRow
@@ -75,11 +75,17 @@ class Swapped(Device):
             swapped = replace(bound, source_tables=self.seen, input_tables=self.rows)
             self.align = self.kernels.align(swapped, memory.slots)
 
+    def restart(self, feed: Any, wire: Any) -> None:
+        """The tables that are shown, too."""
+        super().restart(feed, wire)
+        for table in (*self.other, *(self.seen if self.align else ()), *(self.rows if self.align else ())):
+            table.zero_()
+
     def show(self, tables: tuple[torch.Tensor, ...], row: int, operand: TableRow) -> None:
         """Fill a row of the tables that the kernels are bound to."""
         for table, g in zip(tables, self.memory.mamba, strict=True):
             if isinstance(operand, Imm):
-                table[row] = 0
+                table[row].zero_()
                 table[row, : len(operand.rows[g])] = self.tensor(operand.rows[g])
             else:
                 assert isinstance(operand, Deref)
@@ -108,21 +114,24 @@ class Swapped(Device):
             if slot >= 0:
                 self.show(self.seen, slot, operand)
         super().post_process(op)
-        results = self.feed.results(op.step)
-        for index, slot, _ in op.rows:
-            if slot >= 0 and not results[index][0]:
-                self.memory.slots.accepted[slot] = op.floor
+        for i, (_, slot, _) in enumerate(op.rows):
+            if slot >= 0:
+                accepted = self.memory.slots.accepted[slot : slot + 1]
+                accepted.masked_fill_(self.sampled[i : i + 1] == 0, op.floor)
 
-    def state_columns(self, op: Forward, batch: Any) -> torch.Tensor:
-        """Through the rows that the operands name; a captured graph's padded rows have a length, too."""
-        if self.align is None:
-            return super().state_columns(op, batch)
-        for i, operand in enumerate(op.index):
+    def results(self, op: PostProcess) -> tuple[torch.Tensor, torch.Tensor]:
+        """Remembered, for rows that have sampled nothing."""
+        self.sampled, rejected = super().results(op)
+        return self.sampled, rejected
+
+    def show_index(self, op: Forward) -> None:
+        """The rows that the operands name."""
+        for i, operand in enumerate(op.index if self.align else ()):
             self.show(self.rows, i, operand)
-        sequence = torch.ones(len(op.index), dtype=torch.int32, device=self.device)
-        sequence[: len(op.rows)] = batch.starts.int() + self.tensor(batch.lengths)
-        columns: torch.Tensor = self.align.aligned_state_indices(sequence)
-        return columns
+
+    def state_columns(self, sequence: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """A captured graph's padded rows have a length, too."""
+        return super().state_columns(torch.where(lengths > 0, sequence, torch.ones_like(sequence)), lengths)
 
 
 def injectable() -> dict[str, Fault]:
@@ -135,15 +144,15 @@ def injectable() -> dict[str, Fault]:
     }
 
 
-def faulty(fault: Fault, kernels: str = "torch") -> Build:
+def faulty(fault: Fault, kernels: str = "torch", device_type: Callable[..., Device] = Swapped) -> Build:
     """The implementation with the fault in it."""
     decide = replace(Decisions(), **{**fault.base, **fault.change})
-    return implementation(decide, kernels=kernels, device_type=Swapped)
+    return implementation(decide, kernels=kernels, device_type=device_type)
 
 
-def repaired(fault: Fault, kernels: str = "torch") -> Build:
+def repaired(fault: Fault, kernels: str = "torch", device_type: Callable[..., Device] = Swapped) -> Build:
     """The same design without it."""
-    return implementation(replace(Decisions(), **fault.base), kernels=kernels, device_type=Swapped)
+    return implementation(replace(Decisions(), **fault.base), kernels=kernels, device_type=device_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +174,13 @@ def resends(config: Config) -> Iterator[tuple[Choice, ...]]:
 
 
 def catch(
-    fault: Fault, *, runs: int, choices: int, seed: int, kernels: str = "torch", bytes_alone: bool = False
-) -> Catch | None:
+    fault: Fault, *, runs: int, choices: int, seed: int, kernels: str = "torch", bytes_alone: bool = False,
+    make: MakeWorld = RealWorld, device_type: Callable[..., Device] = Swapped,
+) -> Catch | None:  # fmt: skip
     """The first run, in the configurations where the fault bites, that catches it: the catalogue's
     stored run of it, if any (run -1), then resends (run -2), then walks, then a run that the model's own
     walk finds, being much faster (run -3)."""
-    build = faulty(fault, kernels)
+    build = faulty(fault, kernels, device_type)
     off = SILENT if bytes_alone else frozenset()
 
     def caught(run: refine.Run, number: int) -> Catch | None:
@@ -178,7 +188,8 @@ def catch(
         return Catch(run.config.name, number, len(run.choices), *broken) if broken else None
 
     def replayed(config: Config, script: Sequence[Choice], number: int) -> Catch | None:
-        return caught(refine.replay(config, build, script, judged=not bytes_alone, off=off), number)
+        run = refine.replay(config, build, script, judged=not bytes_alone, off=off, make=make)
+        return caught(run, number)
 
     known = hunt.stored(fault.name)
     found = replayed(known[0], known[2], -1) if known else None
@@ -188,7 +199,9 @@ def catch(
             found = found or replayed(config, script, -2)
     for number in range(0 if found else runs):
         for config in todo:
-            run = refine.refine_once(config, build, seed, number, choices, judged=not bytes_alone, off=off)
+            run = refine.refine_once(
+                config, build, seed, number, choices, judged=not bytes_alone, off=off, make=make
+            )
             found = found or caught(run, number)
         if found:
             break
@@ -200,7 +213,11 @@ def catch(
 
 def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[str, Any]]:
     """One row a fault: who catches it."""
-    options = {"runs": args.runs, "choices": args.choices, "seed": args.seed, "kernels": args.kernels}
+    make, _, device_type = refine.worlds(args, Swapped)
+    options = {
+        "runs": args.runs, "choices": args.choices, "seed": args.seed, "kernels": args.kernels,
+        "make": make, "device_type": device_type,
+    }  # fmt: skip
     for name, fault in chosen.items():
         one = catch(fault, **options)
         alone = catch(fault, **options, bytes_alone=True)
@@ -219,7 +236,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--fault", metavar="NAME", action="append", help="default: all of them")
     parser.add_argument("--list", action="store_true", help="list the faults that can be put in, and stop")
-    parser.add_argument("--kernels", default="torch", choices=("torch", "triton"))
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda")
+    parser.add_argument("--order", metavar="turns|gated|free", help="as for impl.refine")
+    parser.add_argument("--kernels", metavar="torch|triton")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="R", help=f"at most (default {RUNS})")
     parser.add_argument("--choices", type=int, default=CHOICES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
@@ -238,6 +257,11 @@ def main(argv: list[str] | None = None) -> int:
             f"no fault {unknown[0]!r}; see --list" if unknown else "--runs and --choices must be at least 1"
         )
         print(f"impl.inject: {wrong}", file=sys.stderr)
+        return 2
+    try:
+        refine.place(args)
+    except ConfigError as error:
+        print(f"impl.inject: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     found = []
@@ -266,14 +290,14 @@ def main(argv: list[str] | None = None) -> int:
             for row in found
         ]
         words = (
-            f"`python -m impl.inject{given}`\n\nCommit {commit() or 'unknown'}: "
+            f"`python -m impl.inject{given}`\n\nOn {refine.machine()}, commit {commit() or 'unknown'}: "
             f"{len(found) - len(missed)} of {len(found)} faults caught; at most {args.runs} runs of "
             f"{args.choices} choices each.\n\n"
         )
         try:
             handbook.record(
                 args.markdown,
-                "inject",
+                "inject" if args.order == "turns" else f"inject-{args.order}",
                 words + handbook.table(("fault", "caught by", "bytes alone", "in"), table),
             )
         except (OSError, ValueError) as error:

@@ -80,8 +80,9 @@ class Memory:
         self.kv = {g: self._cells(g) for g in range(len(config.groups)) if g not in self.mamba}
         layout = Layout.CONV_CHANNEL_FIRST if stage % 2 else Layout.CONV_TOKEN_FIRST
         self.states = {g: self._states(i, layout) for i, g in enumerate(self.mamba)}
-        # Host buffers of the v1 runner: accepted counts by batch row, and where a step's counts land.
-        self.counts = {name: torch.ones(slots, dtype=torch.int32) for name in ("rows", "own")}
+        # Host buffers of the v1 runner: accepted counts by batch row, and where a step's counts land.  They
+        # are kept beside the pages, because the host's operations stand in the main stream (spec.ops).
+        self.counts = {name: torch.ones(slots, dtype=torch.int32, device=device) for name in ("rows", "own")}
 
     def _table(self, group: int) -> torch.Tensor:
         shape = (self.config.slots, table_columns(self.config, group))
@@ -129,7 +130,18 @@ class Memory:
             tuple(g.extra_tokens for g in groups),
         )
 
+    def clear(self) -> None:
+        """Everything as it was at first."""
+        zeroed = (self.words, self.chunks, *self.source, *self.gathered, self.num_blocks, self.computed)
+        for tensor in zeroed:
+            tensor.zero_()
+        for tensor in (self.slots.accepted, *self.counts.values()):
+            tensor.fill_(1)
+        self.slots.columns.fill_(-1)
+
     def poison(self, blocks: list[int]) -> None:
-        """Fill whole pages with a value that no layer computes on purpose."""
+        """Fill whole pages with a value that no layer computes on purpose; done when this returns."""
         if blocks:
             self.words[torch.tensor(blocks, device=self.device)] = POISON
+            if self.words.is_cuda:
+                torch.cuda.current_stream().synchronize()

@@ -224,25 +224,40 @@ def _weigh(layer: Layer, cell: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's rows as the layers take them; everything on the device."""
+    """One step's rows as the layers take them: all on the device, every shape given by the padding alone.
 
+    Nothing here is known to the host, so that the layers can be captured in a graph and replayed."""
+
+    lengths: torch.Tensor  # int64 [rows]: query tokens; 0 for a padded row
+    decode: torch.Tensor  # bool [rows]: one state a query token, instead of the chunk's last
     starts: torch.Tensor  # int64 [rows]: positions of the first query tokens
-    lengths: tuple[int, ...]  # query tokens a row
-    decode: tuple[bool, ...]  # one state a query token, instead of the chunk's last
-    rows: torch.Tensor  # int64 [tokens]: batch row of each token
-    positions: torch.Tensor  # int64 [tokens]
     offsets: torch.Tensor  # int64 [rows]: how far past the running column the state to go on from lies
+    rows: torch.Tensor  # int64 [tokens]: batch row of each token; one past the last for a padded token
+    within: torch.Tensor  # int64 [tokens]: number of the token in its row
+    positions: torch.Tensor  # int64 [tokens]
 
 
-@dataclass(slots=True)
 class Reads:
-    """What the layers read in a step, for whoever watches."""
+    """What the layers read in a step, for whoever watches: one flat tensor, and where each part lies.
 
-    cells: dict[int, torch.Tensor]  # group -> [rows, positions, words], through the rows' tables
-    states: dict[int, torch.Tensor]  # group -> [rows, lanes]
-    windows: dict[int, torch.Tensor]  # group -> [rows, TAPS - 1, inner]
-    columns: dict[int, torch.Tensor]  # group -> [rows, 1 + K]: blocks of the running and the scratch columns
-    offsets: torch.Tensor | None = None  # [rows]: which of them the state was read from
+    Parts, by group: ``cells`` [rows, positions, words] through the rows' tables; ``state`` [rows, lanes] and
+    ``window`` [rows, TAPS - 1, inner] of the state to go on from; and ``output`` [tokens] under group -1."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[str, int], torch.Tensor] = {}
+
+    def flat(self) -> torch.Tensor:
+        """All parts, one behind the other, int32."""
+        parts = [part.reshape(-1) for part in self.parts.values()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int32)
+
+    def places(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Per part: its first word in the flat tensor, and the words of each of its rows."""
+        found, at = {}, 0
+        for key, part in self.parts.items():
+            found[key] = (at, part[0].numel() if part.numel() else 0)
+            at += part.numel()
+        return found
 
 
 def _low(value: torch.Tensor) -> torch.Tensor:
@@ -254,7 +269,7 @@ class Layers:
 
     def __init__(self, config: Config, stage: int, device: torch.device) -> None:
         self.layers = layers_of(config, stage)
-        longest = config.request_tokens + 2 * config.drafts + 64
+        longest = max(config.request_tokens, 2 * config.step_tokens) + 2 * config.drafts + 64
 
         def tensor(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
@@ -276,13 +291,16 @@ class Layers:
     ) -> torch.Tensor:
         """Write the step's cells through the rows' tables, then read everything attended.
 
-        ``kv`` [blocks, tokens a block, words] is the group's view of all pages, ``table`` [rows, columns]."""
-        layer, block = self.layers[g], kv.shape[1]
+        ``kv`` [blocks, tokens a block, words] is the group's view of all pages, ``table`` [rows, columns].
+        Padded tokens, and positions past the row's end, are written to the null block."""
+        layer, block, (rows, columns) = self.layers[g], kv.shape[1], table.shape
         cells = _low(x[:, None] * self.cell[g][:, 0] + self.cell[g][:, 1])
-        pages = table[batch.rows, batch.positions // block].long()
+        row, column = batch.rows.clamp(max=rows - 1), batch.positions // block
+        there = (batch.rows < rows) & (column >= 0) & (column < columns)
+        pages = table[row, column.clamp(0, columns - 1)].long() * there
         kv[pages, batch.positions % block] = cells.int()
-        seen = kv[table.long()].reshape(table.shape[0], -1, CELL_WORDS)
-        reads.cells[g] = seen
+        seen = kv[table.long()].reshape(rows, -1, CELL_WORDS)
+        reads.parts["cells", g] = seen
         words = _low((_low(seen.long()) * self.word[g]).sum(2))
         distance = batch.positions[:, None] - torch.arange(words.shape[1], device=x.device)
         attended = distance >= 0
@@ -291,7 +309,7 @@ class Layers:
         elif layer.group.kind is Kind.CHUNKED:
             attended &= distance <= (batch.positions % layer.group.window_tokens)[:, None]
         weights = self.powers[g][distance.clamp(0, self.powers[g].shape[0] - 1)] * attended
-        return self.hand_on(g, x, _low((_low(weights * words[batch.rows])).sum(1)))
+        return self.hand_on(g, x, _low((_low(weights * words[row])).sum(1)))
 
     def recur(
         self,
@@ -302,38 +320,39 @@ class Layers:
         temporal: torch.Tensor,
         columns: torch.Tensor,
         reads: Reads,
+        longest: int,
     ) -> torch.Tensor:
         """Go on from each row's state at its accepted offset, and leave the new states.
 
         ``window`` [blocks, w, inner] and ``temporal`` [blocks, lanes] are views of all pages;
-        ``columns`` [rows, 1 + K] are the blocks of the running and the scratch columns; rows past the
-        batch are padded."""
-        rows, longest = len(batch.lengths), max(batch.lengths)
+        ``columns`` [rows, 1 + K] are the blocks of the running and the scratch columns; no row has more
+        than ``longest`` tokens."""
+        rows = batch.lengths.shape[0]
         index = torch.arange(rows, device=x.device)
         fresh = (batch.starts == 0)[:, None]
         state = temporal[columns[index, batch.offsets].long()]
         near = batch.offsets[:, None] + torch.arange(TAPS - 1, device=x.device)
-        past = window[columns[:rows, :1].long(), near]
-        reads.states[g], reads.windows[g] = state, past
-        reads.columns[g], reads.offsets = columns, batch.offsets
+        past = window[columns[:, :1].long(), near]
+        reads.parts["state", g], reads.parts["window", g] = state, past
         state = _low(state.long()).masked_fill(fresh, 0)
         past = _low(past.long()).masked_fill(fresh[:, :, None], 0)
         new = _low(x[:, None] * self.inputs[g][:, 0] + self.inputs[g][:, 1])
-        line = torch.zeros((rows, TAPS - 1 + longest, INNER), dtype=torch.int64, device=x.device)
-        line[:, : TAPS - 1] = past
-        at = batch.positions - batch.starts[batch.rows]
-        line[batch.rows, TAPS - 1 + at] = new
-        near_inputs = line.unfold(1, TAPS, 1).flip(3)  # [rows, query, inner, distance]
+        # One row more than the batch has, where padded tokens go.
+        line = torch.zeros((rows + 1, TAPS - 1 + longest, INNER), dtype=torch.int64, device=x.device)
+        line[:rows, : TAPS - 1] = past
+        line[batch.rows, TAPS - 1 + batch.within] = new
+        near_inputs = line.unfold(1, TAPS, 1).flip(3)  # [rows + 1, query, inner, distance]
         seen = _low(
             (near_inputs[:, :, None] * self.taps[g].transpose(1, 2)).sum((3, 4))
-        )  # [rows, query, lane]
+        )  # [rows + 1, query, lane]
         gap = torch.arange(longest, device=x.device)
         gap = gap[:, None] - gap  # from an earlier query token (second) to a later one (first)
         decay = self.decays[g][:, gap.clamp(min=0)] * (gap >= 0)
         states = (decay * seen.transpose(1, 2)[:, :, None]).sum(3).transpose(1, 2)
-        states = _low(states + self.decays[g][:, 1 : longest + 1].T * state[:, None])
+        states[:rows] += self.decays[g][:, 1 : longest + 1].T * state[:, None]
+        states = _low(states)
         self._leave(batch, line, states, window, temporal, columns)
-        return self.hand_on(g, x, _low((states[batch.rows, at] * self.out[g]).sum(1)))
+        return self.hand_on(g, x, _low((states[batch.rows, batch.within] * self.out[g]).sum(1)))
 
     def _leave(
         self,
@@ -344,19 +363,26 @@ class Layers:
         temporal: torch.Tensor,
         columns: torch.Tensor,
     ) -> None:
-        """Write the rows' new states; padded rows write to whatever their first column names."""
-        for row, (length, decode) in enumerate(zip(batch.lengths, batch.decode, strict=True)):
-            block = int(columns[row, 0])
-            if decode:
-                window[block, : TAPS - 2 + length] = line[row, 1 : TAPS - 1 + length].int()
-                temporal[columns[row, :length].long()] = states[row, :length].int()
-            else:
-                window[block, : TAPS - 1] = line[row, length : length + TAPS - 1].int()
-                temporal[block] = states[row, length - 1].int()
-        padded = columns[len(batch.lengths) :, 0].long()
-        if padded.numel():
-            window[padded] = -1
-            temporal[padded] = -1
+        """Write the rows' new states; padded rows write to whatever their first column names.
+
+        What a row does not write goes to the null block."""
+        tokens, decode = batch.lengths[:, None], batch.decode[:, None]
+        real = tokens > 0
+        row = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
+        entry = torch.arange(window.shape[1], device=tokens.device)
+        block = columns[:, :1].long() * real
+        first = torch.where(decode, torch.ones_like(tokens), tokens)  # of the inputs that stay
+        kept = torch.where(decode, TAPS - 2 + tokens, torch.full_like(tokens, TAPS - 1))
+        inputs = line[row, (first + entry).clamp(max=line.shape[1] - 1)].int()
+        inputs = torch.where((entry < kept)[:, :, None], inputs, window[block, entry])
+        window[block, entry] = inputs
+        draft = torch.arange(columns.shape[1], device=tokens.device)
+        written = real & torch.where(decode, draft < tokens, draft == 0)
+        query = torch.where(decode, draft, tokens - 1).clamp(0, states.shape[1] - 1)
+        temporal[columns.long() * written] = states[row, query].int()
+        padded = columns[:, 0].long() * ~real[:, 0]
+        window.index_fill_(0, padded, -1)
+        temporal.index_fill_(0, padded, -1)
 
     def hand_on(self, g: int, x: torch.Tensor, hashed: torch.Tensor) -> torch.Tensor:
         """What the next layer gets."""
@@ -364,8 +390,7 @@ class Layers:
         return _low((value ^ (value >> 16)) * 0x45D9F3B)
 
 
-def embedded(tokens: Sequence[Sequence[int]], batch: Batch) -> torch.Tensor:
-    """What enters the first layer: one word for every query token."""
-    flat = torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=batch.rows.device)
-    value = _low(flat * 0x10001 + batch.positions * 0x9E3779B1)
+def embedded(tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What enters the first layer: one word for every query token; ``tokens`` int64 [tokens]."""
+    value = _low(tokens * 0x10001 + batch.positions * 0x9E3779B1)
     return _low((value ^ (value >> 16)) * 0x45D9F3B)

@@ -1,7 +1,8 @@
 """Refinement: the implementation drives a world on real bytes; all that anyone reads is compared.
 
-``python -m impl.refine [--device cpu] [--kernels torch|triton] [--runs R] [--choices N] [--seed S]
-[--config NAME|FILE|--all|--list] [--json FILE] [--poison]``
+``python -m impl.refine [--device cpu|cuda] [--order turns|gated|free] [--kernels torch|triton] [--runs R]
+[--choices N] [--seed S] [--config NAME|FILE|--all|--list] [--record FILE] [--replay FILE] [--json FILE]
+[--poison]``
 
 The implementation's answers are the policy's answers.  Host decisions are judged by the contracts and
 compared with the reference (``spec.lockstep``).  Each operation that the world runs on its ghost is then
@@ -9,6 +10,12 @@ run on the rank's real memory, through the kernels, and what it read is compared
 the bytes of every attended position, of every state that a forward goes on from, of every page that a
 transfer delivered, of every block and host chunk that can still be found by a key when the run is over.
 Token prefixes become bytes by the closed form of ``impl.model``.
+
+**Order**: in *turns*, an operation runs when the world says so, and nothing overlaps (the CPU's default).
+*gated*, operations are enqueued ahead on streams of their own, each behind a gate that the world's choices
+open (the default on a CUDA device).  *free*, the device decides; the order is recorded, and each run is then
+replayed gated, which must make the same choices and hold.  Without a CUDA device a seeded draw stands for
+it.  See ``impl.streams``.
 
 Without ``--config``, ``--all``, ``--runs`` and ``--choices`` every kind of choice and every witness of the
 walk must be reached, else the verdict is undetermined.
@@ -37,29 +44,24 @@ except ModuleNotFoundError:
 from impl.decisions import Decisions
 from impl.device import Device, Feed, kernels_named
 from impl.engine import Engine
-from impl.model import CELL_WORDS, INNER, LANES, TAPS, Truth, first_attended
+from impl.world import BYTES, CONTRACT, FORWARD_OVERLAPS_TRANSFER, Build, RealWorld
 from spec import config as configs
-from spec import handbook, reduce
-from spec.book import Key
-from spec.chains import ZERO, Chains
-from spec.config import Config, ConfigError, Kind
-from spec.events import Event
-from spec.lockstep import WRONG, Lockstep, lockstep
-from spec.memory import CONV, TEMPORAL, Page
-from spec.ops import Draft, End, Forward, Op, UserId
+from spec import handbook, reduce, trace
+from spec.chains import Chains
+from spec.config import Config, ConfigError
+from spec.lockstep import Lockstep
+from spec.outputs import OutputError, check_target, write_whole
 from spec.trace import commit
 from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, draw_options
-from spec.world import Breach, Choice, Rank, Reply, Transfer, World
+from spec.world import Breach, Choice
+
+__all__ = ["BYTES", "Build", "RealWorld"]
 
 RUNS, CHOICES = 20, 200
-BYTES = "bytes_match_ghost"
-"""The rule that this harness adds to the world's: real bytes are those that the ghost stands for."""
+ORDERS = ("turns", "gated", "free")
 
-CONTRACT = "contract of "
-"""Begins the name under which a refused answer is noted, before the question's."""
-
-Build = Callable[[Config, Chains, Feed], Engine]
-"""An implementation: what an author's proposal replaces."""
+MakeWorld = Callable[..., RealWorld]
+"""Makes a world from a configuration and an implementation, with :class:`RealWorld`'s options."""
 
 
 def implementation(
@@ -67,7 +69,7 @@ def implementation(
     *,
     kernels: str = "torch",
     poison: bool = False,
-    device_type: type[Device] = Device,
+    device_type: Callable[..., Device] = Device,
 ) -> Build:
     """The implementation with these decisions, on these kernels."""
     chosen = kernels_named(kernels)
@@ -78,314 +80,6 @@ def implementation(
         )
 
     return build
-
-
-class RealWorld(World):
-    """A world whose ranks have real memory beside their ghosts.  Also the feed of every worker."""
-
-    def __init__(
-        self,
-        config: Config,
-        build: Build,
-        *,
-        record: bool = False,
-        judged: bool = True,
-        off: frozenset[str] = frozenset(),
-    ) -> None:
-        self.engine: Engine
-
-        def policy(config: Config, chains: Chains) -> Any:
-            self.engine = build(config, chains, self)
-            return lockstep(lambda *_: self.engine)(config, chains) if judged else self.engine
-
-        super().__init__(config, policy, record=record, off=off)
-        self.truth = Truth(config, self.chains)
-        self.tally[BYTES] = [0, 0]
-        self.bytes_compared = 0
-        self.outputs: dict[UserId, dict[int, int]] = {}  # the last stage's real outputs, by position
-
-    # -- the feed ------------------------------------------------------------------------------------------
-    def tokens(self, step: int) -> list[list[int]]:
-        """Token ids of a step's query tokens, row by row."""
-        run = self.steps[step]
-        return [
-            [self.chains.token(one) for one in run.lines[row.uid][run.starts[row.uid] + 1 :][: row.tokens]]
-            for row in run.rows
-        ]
-
-    def results(self, step: int) -> list[tuple[int, int]]:
-        """Verified tokens and rejected drafts of a step's rows."""
-        return self.steps[step].results
-
-    # -- the world, with real memory -----------------------------------------------------------------------
-    def guard(self, question: Callable[[], Reply]) -> Reply | None:
-        """An implementation that stops with any error is as wrong as one that says so."""
-        try:
-            reply = super().guard(question)
-        except (LookupError, AssertionError, ValueError, AttributeError, RuntimeError) as error:
-            self.broken("policy_raises_no_error", f"{type(error).__name__}: {error}")
-            return None
-        self.note_refusals()
-        return reply
-
-    def note_refusals(self) -> None:
-        """An answer that its contract refuses is a broken discipline: it may do no harm in this run."""
-        policy: object = self.policy
-        if isinstance(policy, Lockstep) and any(kind == WRONG for _, kind in policy.counts):
-            for one in policy.found:
-                rule = f"{CONTRACT}{one.question}"
-                if one.kind == WRONG and all(breach.rule != rule for breach in self.disciplines):
-                    self.disciplines.append(Breach(rule, "discipline", one.text, self.choices))
-
-    def broken(self, name: str, text: str) -> None:
-        """The world's rules, and the harness' own."""
-        if name != BYTES:
-            super().broken(name, text)
-        elif self.verdict is None:
-            self.verdict = Breach(BYTES, "consequence", text, self.choices)
-            self.emit(("breach", BYTES, "consequence", text))
-
-    def step_stream(self, rank: Rank, stream: str) -> None:
-        """The head of a stream executes: on the ghost, then on real memory."""
-        op = rank.streams[stream][0]
-        super().step_stream(rank, stream)
-        if self.verdict:
-            return
-        device = self.engine.devices[rank.index]
-        try:
-            device.execute(op)
-        except (LookupError, ValueError, RuntimeError) as error:
-            self.broken(BYTES, f"rank {rank.index}: {type(op).__name__} fails on real memory: {error}")
-            return
-        self.compare(rank, device, op)
-
-    def spoil(self, transfer: Transfer, rank: Rank) -> None:
-        """A failed transfer leaves rubbish in real memory too."""
-        super().spoil(transfer, rank)
-        memory = self.engine.devices[rank.index].memory
-        for key, place, subs in transfer.chunks:
-            for sub, block in enumerate(subs):
-                if block and transfer.way == "load":
-                    memory.poison([block])
-                elif block and self.stored.get(place, (None,))[0] == key:
-                    memory.chunks[place, sub] = 0x5A
-
-    def _quiet(self) -> None:
-        super()._quiet()
-        if self.verdict is None and self.idle():
-            self.compare_findable()
-
-    # -- comparing -----------------------------------------------------------------------------------------
-    def compare(self, rank: Rank, device: Device, op: Op) -> None:
-        """What an operation read, or what a transfer delivered."""
-        if isinstance(op, Forward):
-            self.compare_forward(rank, device, op)
-        elif isinstance(op, Draft):
-            self.compare_draft(rank, device, op)
-        elif isinstance(op, End):
-            self.compare_transfer(rank, device, self.transfers[op.job])
-
-    def same(self, want: Sequence[Any], got: Sequence[Any], text: Callable[[int], str]) -> bool:
-        """Compare words; ``text`` says where a difference at an index is."""
-        self.bytes_compared += 4 * len(want)
-        self.tally[BYTES][1] += 1
-        if want == got:
-            return True
-        at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), 0)
-        self.broken(BYTES, f"{text(at)}: holds {_hex(got[at])}, should hold {_hex(want[at])}")
-        return False
-
-    def compare_forward(self, rank: Rank, device: Device, op: Forward) -> None:
-        """Everything that the layers read, and what the stage hands on."""
-        run, reads = self.steps[op.step], device.reads
-        assert reads is not None and device.output is not None
-        cells = {g: seen.cpu().numpy() for g, seen in reads.cells.items()}
-        output, at = device.output.cpu().tolist(), 0
-        for i, row in enumerate(op.rows):
-            line, start = run.lines[row.uid], run.starts[row.uid]
-            who = f"rank {rank.index}, {row.uid}, step {op.step}"
-            for g, seen in cells.items():
-                first = first_attended(self.config.groups[g], start)
-                self.compare_cells(who, rank, device, g, i, seen[i], line, first, start + row.tokens)
-            for g in reads.states if start else ():
-                self.compare_state(who, rank, device, g, i, line[start])
-            want = [self.truth.output(rank.stage, line[start + n + 1]) for n in range(row.tokens)]
-            got = [_signed(word) for word in output[at : at + row.tokens]]
-            at += row.tokens
-            if self.verdict is None:
-                self.same(want, got, lambda n, who=who, start=start: f"{who}: output of position {start + n}")  # type: ignore[misc]
-            if rank.stage == self.config.pp - 1 and rank.index % self.config.tp == 0:
-                self.outputs.setdefault(row.uid, {}).update(enumerate(got, start))
-
-    def compare_cells(
-        self, who: str, rank: Rank, device: Device, g: int, row: int, seen: Any, line: list[int],
-        first: int, upto: int,
-    ) -> None:  # fmt: skip
-        """Attention's reads of positions ``first`` to ``upto - 1`` of one row."""
-        if self.verdict:
-            return
-        want = [word for cell in self.truth.cells(rank.stage, g, line[first + 1 : upto + 1]) for word in cell]
-        got = seen[first:upto].reshape(-1).tolist()
-        group, table = self.config.groups[g], device.memory.gathered[g]
-
-        def text(at: int) -> str:
-            position = first + at // CELL_WORDS
-            col, cell = divmod(position, group.block_tokens)
-            block = int(table[row, col])
-            byte = 4 * (block * device.memory.stride_words + cell * CELL_WORDS + at % CELL_WORDS)
-            return (
-                f"{who}, group {group.name}, position {position} (column {col}, block {block}, cell {cell}, "
-                f"byte {byte} of the pages)"
-            )
-
-        self.same(want, got, text)
-
-    def compare_state(self, who: str, rank: Rank, device: Device, g: int, row: int, prefix: int) -> None:
-        """The state and the window that a recurrent row goes on from."""
-        reads = device.reads
-        if self.verdict or reads is None:
-            return
-        assert reads.offsets is not None
-        offset, stride = int(reads.offsets[row]), device.memory.stride_words
-        pages, blocks = device.memory.states[g], reads.columns[g][row].tolist()
-        what = f"{who}, group {self.config.groups[g].name}, after {self.chains.name(prefix)}"
-
-        def temporal(n: int) -> str:
-            byte = 4 * (blocks[offset] * stride + int(pages.temporal.storage_offset()) + n)
-            return f"{what}: temporal state, block {blocks[offset]}, word {n} (byte {byte} of the pages)"
-
-        def window(n: int) -> str:
-            inputs = (offset + n // INNER) * pages.window.stride(1) + n % INNER * pages.window.stride(2)
-            byte = 4 * (blocks[0] * stride + inputs)
-            return f"{what}: convolution window, block {blocks[0]}, word {n} (byte {byte} of the pages)"
-
-        if self.same(list(self.truth.state(rank.stage, g, prefix)), reads.states[g][row].tolist(), temporal):
-            want = [word for inputs in self.truth.window(rank.stage, g, prefix) for word in inputs]
-            self.same(want, reads.windows[g][row].reshape(-1).tolist(), window)
-
-    def compare_draft(self, rank: Rank, device: Device, op: Draft) -> None:
-        """What a drafter of several modules reads again after a rejection."""
-        run, reads = self.steps[op.step], device.reads
-        assert reads is not None
-        for g, seen in reads.cells.items():
-            group, words = self.config.groups[g], seen.cpu().numpy()
-            for i, row in enumerate(op.rows):
-                request, (_, rejected) = self.book.requests.get(row.uid), run.results[i]
-                if not rejected or request is None:
-                    continue
-                after = run.starts[row.uid] + row.tokens - rejected
-                again = max(after - group.extra_tokens, request.hit)
-                first = max(0, again - group.window_tokens + 1)
-                who, line = (
-                    f"rank {rank.index}, {row.uid}, drafter of step {op.step}",
-                    self.clients[row.uid].line,
-                )
-                self.compare_cells(who, rank, device, g, i, words[i], line, first, after)
-
-    def compare_transfer(self, rank: Rank, device: Device, transfer: Transfer) -> None:
-        """Every page that the ghost delivered."""
-        memory = device.memory
-        for key, place, subs in transfer.chunks:
-            for sub, block in enumerate(subs):
-                if not block or self.verdict:
-                    continue
-                what = f"rank {rank.index}, {transfer.way} {transfer.job} of {transfer.uid}"
-                if transfer.way == "store":
-                    page = rank.memory.host.get((place, sub), (key[0], ()))
-                    words = memory.chunks[place, sub].view(torch.int32)
-                    self.compare_page(f"{what}, host chunk {place}.{sub}", rank.stage, page, words, device)
-                else:
-                    page, words = rank.memory.page(block), memory.words[block]
-                    self.compare_page(f"{what}, block {block}", rank.stage, page, words, device)
-
-    def note(self, decision: Event) -> None:
-        """A host chunk that becomes ready can be read from now on."""
-        super().note(decision)
-        if decision[0] == "tier" and decision[5] == "ready" and self.verdict is None:
-            g, tokens, prefix, place, _ = decision[1:]
-            self.compare_chunk((g, tokens, prefix), place)
-
-    def compare_chunk(self, key: Key, place: int) -> None:
-        """A ready host chunk, on every rank, against what its key names."""
-        stored, subs = self.stored.get(place, (key, ()))
-        per, block = self.config.blocks_per_chunk, self.config.groups[key[0]].block_tokens
-        for rank, device in zip(self.ranks, self.engine.devices, strict=True):
-            for sub, source in enumerate(subs if stored == key else ()):
-                if source:
-                    page = self.named_page(key, key[1] - (per - 1 - sub) * block)
-                    words = device.memory.chunks[place, sub].view(torch.int32)
-                    what = f"rank {rank.index}, host chunk {place}.{sub} under the key of {key[1]} tokens"
-                    self.compare_page(what, rank.stage, page, words, device)
-
-    def compare_findable(self) -> None:
-        """Every block under a key and every ready host chunk, on every rank, against what the key names.
-
-        A stage before the last moves a boundary's state to its column with a later step, before anybody can
-        read it there; until then its block is compared with the ghost."""
-        for key, blocks in self.book.by_key.items():
-            for block in blocks:
-                for rank, device in zip(self.ranks, self.engine.devices, strict=True):
-                    what = f"rank {rank.index}, block {block} under the key of {key[1]} tokens"
-                    late = key[0] in self.mamba_groups and rank.stage < self.config.pp - 1
-                    page = rank.memory.page(block) if late else self.named_page(key, key[1])
-                    self.compare_page(what, rank.stage, page, device.memory.words[block], device)
-        for key, entry in self.book.tier.items():
-            if entry.state == "ready":
-                self.compare_chunk(key, entry.place)
-
-    def named_page(self, key: Key, end: int) -> Page:
-        """The page that a key names: the block in which its first ``end`` tokens end."""
-        g, tokens, prefix = key
-        line, group = self.chains.prefixes(prefix), self.config.groups[g]
-        if group.kind is Kind.MAMBA:
-            return g, ((line[tokens],), line[tokens])
-        first = (end - 1) // group.block_tokens * group.block_tokens
-        return g, tuple(line[first + 1 : end + 1])
-
-    def compare_page(self, what: str, stage: int, page: Page, words: torch.Tensor, device: Device) -> None:
-        """A page's bytes against its ghost; garbage and torn cells stand for any bytes."""
-        g, cells = page
-        if g < 0 or self.verdict:
-            return
-        name = self.config.groups[g].name
-        for cell, first, want in self.ghost_words(stage, g, cells, device):
-            got = (words[first] if len(first) > 1 else words[first[0] : first[0] + len(want)]).tolist()
-            place = f"{what}, group {name}, cell {cell}"
-            if not self.same(want, got, lambda n, place=place: f"{place}, word {n}"):  # type: ignore[misc]
-                return
-
-    def ghost_words(
-        self, stage: int, g: int, cells: Sequence[Any], device: Device
-    ) -> Iterator[tuple[int, list[int], list[int]]]:
-        """(cell, where its words are in the page: the first one or all of them, the words) of each cell that
-        stands for definite bytes."""
-        if self.config.groups[g].kind is not Kind.MAMBA:
-            for cell, value in enumerate(cells):
-                if value >= 0 or value == ZERO:
-                    kept = self.truth.kept(stage, g, value).cell if value > 0 else (0,) * CELL_WORDS
-                    yield cell, [cell * CELL_WORDS], list(kept)
-            return
-        pages = device.memory.states[g]
-        if len(cells) > TEMPORAL and (cells[TEMPORAL] > 0 or cells[TEMPORAL] == ZERO):
-            state = self.truth.state(stage, g, max(cells[TEMPORAL], 0))
-            yield TEMPORAL, [int(pages.temporal.storage_offset())], list(state[:LANES])
-        window = cells[CONV] if cells and isinstance(cells[CONV], tuple) else ()
-        token, inner = pages.window.stride(1), pages.window.stride(2)
-        for offset, prefix in enumerate(window):
-            if prefix > 0:
-                inputs = self.truth.window(stage, g, prefix)
-                where = [
-                    (offset + n) * token + i * inner for n in range(TAPS - 1) for i in range(len(inputs[0]))
-                ]
-                yield CONV, where, [word for words in inputs for word in words]
-
-
-def _signed(word: int) -> int:
-    return ((word + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-
-
-def _hex(word: int) -> str:
-    return f"0x{word & 0xFFFFFFFF:08x}"
 
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -410,35 +104,37 @@ class Run:
 
 def refine_once(
     config: Config, build: Build, seed: int, number: int, choices: int,
-    *, judged: bool = True, off: frozenset[str] = frozenset(),
+    *, judged: bool = True, off: frozenset[str] = frozenset(), make: MakeWorld = RealWorld,
 ) -> Run:  # fmt: skip
-    """One run: a busy phase of ``choices`` choices, then a quiet one.  Determined by its arguments.
+    """One run: a busy phase of ``choices`` choices, then a quiet one.  Determined by its arguments, unless
+    the device decides the order.
 
     ``judged``: by contracts and against the reference; ``off``: rules of the model that are not asked."""
     random = Random(f"{seed}/{config.name}/{number}")
     options = draw_options(config, random)
     adversary = Adversary(config, random, options)
-    world = RealWorld(config, build, judged=judged, off=off)
-    made: list[Choice] = []
-    draws = 0
-    while len(made) < choices and world.verdict is None and draws < 40 * choices and not refusals(world):
+    world = make(config, build, judged=judged, off=off)
+    taken = draws = 0
+    while taken < choices and world.verdict is None and draws < 40 * choices and not refusals(world):
         draws += 1
         choice = adversary.draw(world)
-        if choice is not None and world.choose(choice):
-            made.append(choice)
-    if world.choose(("quiet",)):
-        made.append(("quiet",))
-    return Run(config, number, options, made, world)
+        taken += choice is not None and world.take(choice)
+    world.come_to_rest()
+    world.finish()
+    return Run(config, number, options, world.made, world)
 
 
 def replay(
     config: Config, build: Build, choices: Sequence[Choice], *, judged: bool = True,
-    off: frozenset[str] = frozenset(),
+    off: frozenset[str] = frozenset(), make: MakeWorld = RealWorld,
 ) -> Run:  # fmt: skip
     """These choices, as far as they are possible, then quiet."""
-    world = RealWorld(config, build, judged=judged, off=off)
-    made = [choice for choice in (*choices, ("quiet",)) if not refusals(world) and world.choose(choice)]
-    return Run(config, 0, draw_options(config, Random(0)), made, world)
+    world = make(config, build, judged=judged, off=off)
+    for choice in (*choices, ("quiet",)):
+        if not refusals(world):
+            world.take(choice)
+    world.finish()
+    return Run(config, 0, draw_options(config, Random(0)), world.made, world)
 
 
 def refusals(world: RealWorld) -> list[Breach]:
@@ -454,12 +150,10 @@ def failure(run: Run) -> tuple[str, str] | None:
     return None
 
 
-def reduced(run: Run, build: Build, rule: str) -> reduce.Choices:
+def reduced(run: Run, build: Build, rule: str, make: MakeWorld = RealWorld) -> reduce.Choices:
     """A shortest run that fails in the same way."""
     judged = rule.startswith(CONTRACT)
-    return reduce.reduce_in(
-        run.config, lambda: RealWorld(run.config, build, judged=judged), run.choices, rule
-    )
+    return reduce.reduce_in(run.config, lambda: make(run.config, build, judged=judged), run.choices, rule)
 
 
 @dataclass(slots=True)
@@ -478,12 +172,15 @@ class Report:
     disciplines: Counter[str] = field(default_factory=Counter)
     classes: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    replayed: int = 0  # free runs whose recorded order held when it was replayed gated
     failed: Run | None = None
+    last: Run | None = None
     stopped: bool = False
 
     def add(self, run: Run) -> None:
         """Count one run."""
         world = run.world
+        self.last = run
         self.runs += 1
         self.per_config[run.config.name] += 1
         self.choices += world.choices
@@ -508,14 +205,21 @@ def refine(
     choices: int,
     seed: int,
     progress: Callable[[Report], None] | None = None,
+    make: MakeWorld = RealWorld,
+    again: MakeWorld | None = None,
 ) -> Report:
-    """Run each configuration ``runs`` times; stop at the first failure, or when interrupted."""
+    """Run each configuration ``runs`` times; stop at the first failure, or when interrupted.
+
+    ``again``: each run is replayed in worlds of this kind, too."""
     report = Report()
     began, began_cpu = time.perf_counter(), time.process_time()
     try:
         for number in range(runs):
             for config in todo:
-                report.add(refine_once(config, build, seed, number, choices))
+                run = refine_once(config, build, seed, number, choices, make=make)
+                report.add(run)
+                if again and not report.failed:
+                    repeat(run, build, report, again)
                 report.seconds = time.perf_counter() - began
                 report.cpu_seconds = time.process_time() - began_cpu
                 if progress:
@@ -525,6 +229,16 @@ def refine(
     except KeyboardInterrupt:
         report.stopped = True
     return report
+
+
+def repeat(run: Run, build: Build, report: Report, make: MakeWorld) -> None:
+    """Replay a run that held: it must make the same choices, and hold."""
+    second = replay(run.config, build, run.choices, make=make)
+    if failure(second) is None and second.choices[: len(run.choices)] != run.choices:
+        at = next(n for n, choice in enumerate(run.choices) if second.choices[n : n + 1] != [choice])
+        second.world.broken(BYTES, f"choice {at}, {run.choices[at]}, was possible when it ran free only")
+    report.replayed += failure(second) is None
+    report.failed = second if failure(second) else None
 
 
 # -- the command -------------------------------------------------------------------------------------------
@@ -548,13 +262,15 @@ def lines(report: Report) -> Iterator[str]:
         yield f"\ndisciplines broken on the way: {dict(report.disciplines)}"
 
 
-def unreached(report: Report) -> list[str]:
-    """Kinds of choice and witnesses that no run has reached."""
-    choices = [kind for kind in WEIGHTS if not report.fired[kind]]
-    return choices + [name for name in WITNESSES if not report.witnesses[name]]
+def unreached(report: Report, order: str) -> list[str]:
+    """Kinds of choice and witnesses that no run has reached, of those that the order permits."""
+    when = ("work", "drain") if order == "free" else ()  # the device decides when
+    choices = [kind for kind in WEIGHTS if not report.fired[kind] and kind not in when]
+    wanted = [*WITNESSES, *(() if order == "turns" else (FORWARD_OVERLAPS_TRANSFER,))]
+    return choices + [name for name in wanted if not report.witnesses[name]]
 
 
-def show_failure(run: Run, build: Build) -> Iterator[str]:
+def show_failure(run: Run, build: Build, make: MakeWorld = RealWorld) -> Iterator[str]:
     """The reduced trace of a failed run, and where the values differ."""
     broken = failure(run)
     assert broken is not None
@@ -562,20 +278,21 @@ def show_failure(run: Run, build: Build) -> Iterator[str]:
     yield f"\nrefuted in run {run.number} of {run.config.name} ({run.options.line()}): {rule}"
     yield f"  {text}"
     try:
-        short = reduced(run, build, rule)
+        short = reduced(run, build, rule, make)
     except ValueError:
         yield f"  not reproduced by its {len(run.choices)} choices alone"
         return
-    world = RealWorld(run.config, build, record=True, judged=rule.startswith(CONTRACT))
+    world = make(run.config, build, record=True, judged=rule.startswith(CONTRACT))
     for choice in short:
         world.choose(choice)
+    world.finish()
     yield f"  reduced to {len(short)} choices:"
     yield from (f"    {' '.join(map(str, choice))}" for choice in short)
     again = failure(Run(run.config, run.number, run.options, list(short), world))
     yield f"  there: {again[1] if again else text}"
 
 
-def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, Any]:
+def as_json(report: Report, args: argparse.Namespace, verdict: str) -> dict[str, Any]:
     """The machine-readable report."""
     failed: dict[str, Any] | None = None
     if report.failed:
@@ -585,7 +302,8 @@ def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, 
             "options": asdict(report.failed.options), "choices": report.failed.choices,
         }  # fmt: skip
     return {
-        "verdict": verdict, "seed": seed, "device": "cpu", "kernels": kernels, "runs": report.runs,
+        "verdict": verdict, "seed": args.seed, "device": args.device, "order": args.order,
+        "kernels": args.kernels, "runs": report.runs, "replayed": report.replayed,
         "runs_per_config": dict(report.per_config), "choices": report.choices, "events": report.events,
         "bytes_compared": report.bytes_compared, "seconds": round(report.seconds, 3),
         "cpu_seconds": round(report.cpu_seconds, 3),
@@ -596,7 +314,13 @@ def as_json(report: Report, seed: int, kernels: str, verdict: str) -> dict[str, 
     }  # fmt: skip
 
 
-def markdown(report: Report, command: str, verdict: str) -> str:
+def machine() -> str:
+    """Where this runs, the CUDA device included."""
+    cuda = torch.cuda.is_available()
+    return handbook.machine() + (f", {torch.cuda.get_device_name()}" if cuda else "")
+
+
+def markdown(report: Report, args: argparse.Namespace, command: str, verdict: str) -> str:
     """The part of the documentation that this command records."""
     rate = max(report.cpu_seconds, 1e-9)
     least = min(report.per_config.values(), default=0)
@@ -605,13 +329,19 @@ def markdown(report: Report, command: str, verdict: str) -> str:
     ]
     reached = [(f"`{name}`", f"{report.witnesses[name]:,}") for name in sorted(report.witnesses)]
     made = [(f"`{kind}`", f"{report.fired[kind]:,}") for kind in WEIGHTS]
+    again = (
+        f" {report.replayed:,} of them replayed gated: the same choices, and they hold."
+        if args.order == "free"
+        else ""
+    )
     return (
         f"`{command}`\n\n"
-        f"On {handbook.machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs of "
+        f"On {machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs of "
         f"{len(report.per_config)} configurations, at least {least} each; {report.choices:,} choices, "
         f"{report.events:,} events, {report.bytes_compared:,} bytes compared in {report.cpu_seconds:.0f} s "
-        f"of processor time on one core: {report.choices / rate:,.0f} choices and "
-        f"{report.events / rate:,.0f} events a second. Verdict: {verdict} (sampled).\n\n"
+        f"of processor time on one core ({report.seconds:.0f} s in all): {report.choices / rate:,.0f} "
+        f"choices and {report.events / rate:,.0f} events a second of it.{again} "
+        f"Verdict: {verdict} (sampled).\n\n"
         + handbook.table(("question", "against the reference", "answers"), classes)
         + "\n" + handbook.table(("choice", "made"), made)
         + "\n" + handbook.table(("witness", "reached"), reached)
@@ -626,12 +356,15 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--all", action="store_true", help="every shipped configuration")
     one.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
-    one.add_argument("--device", default="cpu", metavar="cpu")
-    one.add_argument("--kernels", default="torch", metavar="torch|triton")
+    one.add_argument("--device", default="cpu", metavar="cpu|cuda")
+    one.add_argument("--order", metavar="turns|gated|free", help="default: turns, on a CUDA device gated")
+    one.add_argument("--kernels", metavar="torch|triton", help="default: torch, on a CUDA device triton")
     one.add_argument("--poison", action="store_true", help="blocks that hold nothing are filled with rubbish")
     one.add_argument("--runs", type=int, metavar="R", help=f"runs a configuration (default {RUNS})")
     one.add_argument("--choices", type=int, metavar="N", help=f"choices a run (default {CHOICES})")
     one.add_argument("--seed", type=int, default=0, metavar="S")
+    one.add_argument("--replay", metavar="FILE", help="make the choices of this trace, and no others")
+    one.add_argument("--record", metavar="FILE", help="write the run that broke, else the last, as a trace")
     one.add_argument("--json", metavar="FILE")
     one.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'refine'")
     return one
@@ -642,12 +375,41 @@ def configurations(args: argparse.Namespace) -> list[Config]:
     for name, value in (("--runs", args.runs), ("--choices", args.choices)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
-    if args.device != "cpu":
-        raise ConfigError(f"--device must be cpu, got {args.device!r}")
-    if args.kernels not in ("torch", "triton"):
-        raise ConfigError(f"--kernels must be torch or triton, got {args.kernels!r}")
+    place(args)
     names = args.config or (list(configs.shipped()) if args.all else COMPOSED)
     return [configs.find(name) for name in names]
+
+
+def place(args: argparse.Namespace) -> None:
+    """Check where to run, and fill in what was not said; raises :class:`ConfigError`."""
+    if args.device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be cpu or cuda, got {args.device!r}")
+    cuda = args.device == "cuda"
+    if cuda and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    args.order = args.order or ("gated" if cuda else "turns")
+    args.kernels = args.kernels or ("triton" if cuda else "torch")
+    if args.order not in ORDERS:
+        raise ConfigError(f"--order must be turns, gated or free, got {args.order!r}")
+    if args.kernels not in ("torch", "triton"):
+        raise ConfigError(f"--kernels must be torch or triton, got {args.kernels!r}")
+    if cuda and args.order == "turns":
+        raise ConfigError("--device cuda takes --order gated or free: in turns nothing overlaps")
+    if cuda and args.kernels == "torch":
+        raise ConfigError("--device cuda takes --kernels triton: the plain ones wait for the device")
+
+
+def worlds(
+    args: argparse.Namespace, device_type: type[Device] = Device
+) -> tuple[MakeWorld, MakeWorld | None, Callable[..., Device]]:
+    """The kind of world to run in, that in which each run is replayed, and what makes the devices."""
+    if args.order == "turns":
+        return RealWorld, None, device_type
+    from impl.streams import Place
+
+    where = Place(cuda=args.device == "cuda", seed=args.seed)
+    free = args.order == "free"
+    return where.free if free else where.gated, where.gated if free else None, where.devices(device_type)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -659,20 +421,28 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         todo = configurations(args)
-        build = implementation(kernels=args.kernels, poison=args.poison)
-    except ModuleNotFoundError as missing:
-        print(f"impl.refine: {missing.name} is not installed: pip install -e '.[kernels]'", file=sys.stderr)
+        check_target("--record", args.record)
+        check_target("--json", args.json)
+        known = trace.read(args.replay) if args.replay else None
+        make, again, device_type = worlds(args)
+        build = implementation(kernels=args.kernels, poison=args.poison, device_type=device_type)
+    except ModuleNotFoundError as absent:
+        print(f"impl.refine: {absent.name} is not installed: pip install -e '.[kernels]'", file=sys.stderr)
         return 2
-    except ConfigError as error:
+    except (ConfigError, OutputError, trace.TraceError) as error:
         print(f"impl.refine: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    whole = not (args.config or args.all or args.runs or args.choices)  # then everything must be reached
+    chosen = args.config or args.all or args.runs or args.choices or known
     runs, choices = args.runs or RUNS, args.choices or CHOICES
-    print(
-        f"refine: {', '.join(c.name for c in todo)}; cpu, {args.kernels} kernels; seed {args.seed}; "
-        f"{runs} runs x {choices} choices"
-    )
+    where = f"{args.device}, {args.order}, {args.kernels} kernels"
+    if known:
+        print(f"refine: {known.header.config.name}; {where}; the choices of {args.replay}")
+    else:
+        print(
+            f"refine: {', '.join(c.name for c in todo)}; {where}; seed {args.seed}; "
+            f"{runs} runs x {choices} choices"
+        )
     last = [0.0]
 
     def progress(report: Report) -> None:
@@ -680,7 +450,13 @@ def main(argv: list[str] | None = None) -> int:
             last[0] = report.seconds
             print(f"  {report.runs} runs, {report.choices} choices, {report.events} events", flush=True)
 
-    report = refine(todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress)
+    if known:
+        report = Report()
+        report.add(replay(known.header.config, build, known.choices, make=make))
+    else:
+        report = refine(
+            todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress, make=make, again=again
+        )
     print("\n" + "\n".join(lines(report)))
     rate = max(report.cpu_seconds, 1e-9)
     print(
@@ -688,29 +464,35 @@ def main(argv: list[str] | None = None) -> int:
         f"{report.bytes_compared} bytes compared in {report.seconds:.1f} s, {report.cpu_seconds:.1f} s of "
         f"one core: {report.choices / rate:,.0f} choices/s, {report.events / rate:,.0f} events/s"
     )
+    if again:
+        print(f"{report.replayed} of {report.runs} runs replayed gated: the same choices, and they hold")
     verdict, code = "holds", 0
+    missing = [] if chosen else unreached(report, args.order)
     if report.failed:
         verdict, code = "refuted", 1
-        print("\n".join(show_failure(report.failed, build)))
+        print("\n".join(show_failure(report.failed, build, again or make)))
     elif report.stopped:
         verdict, code = "undetermined", 3
         print("\nstopped before the budget was spent")
-    elif whole and unreached(report):
+    elif missing:
         verdict, code = "undetermined", 3
-        print(f"\nnot reached: {', '.join(unreached(report))}")
+        print(f"\nnot reached: {', '.join(missing)}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(as_json(report, args.seed, args.kernels, verdict), file, indent=1)
-            file.write("\n")
-    if args.markdown:
-        given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
-        try:
-            words = markdown(report, f"python -m impl.refine{given}", verdict)
-            handbook.record(args.markdown, "refine", words)
-        except (OSError, ValueError) as error:
-            print(f"impl.refine: {error}", file=sys.stderr)
-            return 2
+    given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
+    kept = report.failed or report.last
+    try:
+        if args.json:
+            write_whole(args.json, json.dumps(as_json(report, args, verdict), indent=1) + "\n")
+        if args.record and kept:
+            trace.write_run(args.record, kept.config, "reference", kept.choices, note=f"impl.refine{given}")
+            print(f"run {kept.number} of {kept.config.name} written to {args.record}")
+        if args.markdown:
+            part = "refine" if args.order == "turns" else f"refine-{args.order}"
+            words = markdown(report, args, f"python -m impl.refine{given}", verdict)
+            handbook.record(args.markdown, part, words)
+    except (OSError, ValueError) as error:
+        print(f"impl.refine: {error}", file=sys.stderr)
+        return 2
     return code
 
 
