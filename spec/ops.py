@@ -14,6 +14,7 @@ step, a late kernel for the tokens it was sent: data that does not exist cannot 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ class SetRow(Op):
     group: int
     row: int
     first: int
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]  # a tuple, fixed when enqueued; or a list, read when the copy runs
 
     def run(self, world: World, rank: Rank) -> None:
         table = rank.memory.tables["source"][self.group][self.row]
@@ -332,6 +333,9 @@ class Sample(Op):
 
     step: int
 
+    def blocked(self, world: World, rank: Rank) -> str | None:
+        return None if rank.index in world.steps[self.step].forwards else f"forward of step {self.step}"
+
     def run(self, world: World, rank: Rank) -> None:
         world.sample(self.step)
 
@@ -344,6 +348,9 @@ class Draft(Op):
     step: int
     rows: tuple[BatchRow, ...]
     tables: str = "gathered"
+
+    def blocked(self, world: World, rank: Rank) -> str | None:
+        return None if world.steps[self.step].sampled else f"tokens of step {self.step}"
 
     def run(self, world: World, rank: Rank) -> None:
         world.draft(self, rank)

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from spec.mechanisms import accepted, alias, coverage, delay, fence, ownership, progress
+from spec.mechanisms import accepted, alias, coverage, delay, fence, lookup, ownership, progress
 from spec.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -12,6 +12,7 @@ RULES: tuple[Rule, ...] = (
     *fence.RULES,
     *delay.RULES,
     *accepted.RULES,
+    *lookup.RULES,
     *coverage.RULES,
     *progress.RULES,
 )

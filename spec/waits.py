@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from spec.ops import Begin, CopyCounts, End, Forward, HostCounts, Op, PostProcess, Sample, Wait
+from spec.ops import Begin, CopyCounts, Draft, End, Forward, HostCounts, Op, PostProcess, Sample, Wait
 
 if TYPE_CHECKING:
     from spec.world import Rank, World
@@ -35,8 +35,10 @@ def waited_for(world: World, rank: Rank, op: Op) -> Iterator[Node]:
     elif isinstance(op, HostCounts):
         copied = any(isinstance(o, CopyCounts) and o.step == op.step for o in rank.streams["counts"])
         yield (rank.index, "counts") if copied else NOBODY
-    elif isinstance(op, PostProcess):
+    elif isinstance(op, (PostProcess, Draft)):
         yield from samplers(world, op.step)
+    elif isinstance(op, Sample):  # its own forward stands behind it
+        yield rank.index, "main"
     elif isinstance(op, Forward) and rank.stage:
         forwards = world.steps[op.step].forwards
         before = [r for r in world.ranks if r.stage == rank.stage - 1]

@@ -16,10 +16,12 @@ Tables, counts and the policy have no part in it.
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from spec.arith import align
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 STREAMS = ("main", "store", "load", "counts")
+CRASHES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
 QUIET_ROUNDS = 400  # schedules after which a quiet engine that still has work is stuck
 Choice = Event
 
@@ -80,6 +83,8 @@ class Client:
     last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
     preempted_at: int = 0  # tokens computed when it was last preempted
     began_at: int = -1  # tokens that it found in place when it first started
+    disturbed: bool = False  # it had to start over
+    shared: bool = False  # another request computed in a step of its prefill
 
 
 @dataclass(slots=True)
@@ -164,9 +169,11 @@ class World:
         self.handed_out: Counter[int] = Counter()  # block -> allocations so far
         self.published_in: dict[int, int] = {}  # block -> step that fills it
         self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
-        self.lost_local = False  # some cached block was forgotten in this run
-        self.lost_host = False  # some host chunk was forgotten, refused or failed in this run
-        self.kept: dict[tuple[int, ...], UserId] = {}  # prompts that were served to the end
+        self.lost_local = False  # a cached block was forgotten because room was needed, or in a reset
+        self.lost_host = False  # a host chunk may have been, or a transfer has failed
+        self.forgotten: dict[int, None] = {}  # blocks that lost their key and were not handed out since
+        self.row_now: list[tuple[UserId, bool]] = []  # rows of the step being scheduled, and whether they prefill
+        self.kept: dict[tuple[int, ...], UserId] = {}  # prompts that were served to the end, undisturbed
         self.looked: dict[UserId, set[Key]] = {}  # keys that lookup saw, by request
         # -- bookkeeping of the run itself
         self.record = record
@@ -338,6 +345,8 @@ class World:
         self.ask(lambda: self.policy.on_abort(client.uid))
 
     def _reset(self, scope: str) -> None:
+        self.lost_local = True
+        self.lost_host |= scope == "all"
         self.ask(lambda: self.policy.on_reset(scope))
 
     def _schedule(self) -> None:
@@ -392,7 +401,10 @@ class World:
         op = rank.streams[stream].popleft()
         self.dirty.add("streams")
         self.emit(("exec", rank.index, stream, type(op).__name__))
-        op.run(self, rank)
+        try:
+            op.run(self, rank)
+        except LookupError as error:  # it names a slot, a row, a step that is not there
+            self.broken("policy_raises_no_error", f"rank {rank.index}, {op}: {crash(error)}")
         rank.executed += stream == "main"
 
     def _report(self, name: str, way: str, rank: int) -> None:
@@ -571,13 +583,17 @@ class World:
 
     # -- asking the policy ---------------------------------------------------------------------------------
     def guard(self, question: Callable[[], Reply]) -> Reply | None:
-        """Ask; an error that the policy raises is a verdict."""
+        """Ask; an error that the policy raises is a verdict, be it one of its assertions or a crash."""
         self.tally["policy_raises_no_error"][1] += 1
         try:
             return question()
         except PolicyError as error:
             self.broken("policy_raises_no_error", str(error))
-            return None
+        except CRASHES as error:
+            if type(error).__module__ != "builtins":
+                raise  # somebody's own error, about something else
+            self.broken("policy_raises_no_error", crash(error))
+        return None
 
     def ask(self, question: Callable[[], Answer]) -> Answer | None:
         """Ask a question and apply the decisions of the answer, judging each."""
@@ -609,6 +625,7 @@ class World:
         kind = decision[0]
         if kind == "alloc":
             self.handed_out[decision[4]] += 1
+            self.lost_local |= self.takes_cached_block(decision[4])
         elif kind == "publish":
             self.published_in[decision[3]] = self.book.step + 1
         elif kind == "adopt":
@@ -626,14 +643,14 @@ class World:
             places = [b for _, _, subs in chunks for b in subs if b]
             self.witness("aliased_block_in_one_job", len(set(places)) < len(places))
         elif kind == "evict":
-            self.lost_local = True
+            self.forgotten[decision[1]] = None
         elif kind == "tier":
-            full = len(self.book.tier) >= self.config.tier_chunks - 1
-            self.lost_host |= decision[5] == "gone" or full
+            self.lost_host |= len(self.book.tier) >= self.config.tier_chunks - 1
         elif kind == "look":
             self.looked.setdefault(decision[1], set()).add((decision[2], decision[4], decision[5]))
         elif kind == "preempt":
-            self.clients[decision[1]].preempted_at = self.book.requests[decision[1]].computed
+            client = self.clients[decision[1]]
+            client.preempted_at, client.disturbed = self.book.requests[decision[1]].computed, True
             self.witness("preempted", True)
         elif kind == "start":
             client = self.clients[decision[1]]
@@ -642,14 +659,28 @@ class World:
                 client.began_at = decision[2]
             self.witness("resumed_on_shorter_hit", 0 < decision[2] < client.preempted_at)
             client.preempted_at = 0
+        elif kind == "row":
+            self.row_now.append((decision[1], decision[2] < self.clients[decision[1]].prompt))
+        elif kind == "step":
+            for uid, prefills in self.row_now if len(self.row_now) > 1 else ():
+                self.clients[uid].shared |= prefills
+            self.row_now.clear()
         elif kind == "finish":
             client = self.clients[decision[1]]
             if decision[2] != "length":
                 self.finished[client.uid[0]] = tuple(self.book.requests[client.uid].tokens)
             else:
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
-                self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
+                if not client.disturbed:
+                    self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
+
+    def takes_cached_block(self, block: int) -> bool:
+        """Whether a block that has just lost its key is handed out because no other block was free."""
+        if self.forgotten.pop(block, 0) is not None:
+            return False
+        key = self.book.core.key
+        return not any(b != block and b not in key and b not in self.forgotten for b in self.book.free)
 
     # -- slots ---------------------------------------------------------------------------------------------
     def slot_taken(self, rank: Rank, slot: int, uid: UserId) -> None:
@@ -1008,6 +1039,12 @@ class World:
         rank.ended[job] = None
         self.witness("load_lands_after_abort", transfer.way == "load" and self.clients[transfer.uid].aborted)
         self.emit(("end", rank.index, job, transfer.way, lost))
+
+
+def crash(error: Exception) -> str:
+    """An error that nobody foresaw: what it is, and where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error}, in {last.name} ({Path(last.filename).name}:{last.lineno})"
 
 
 def table_columns(config: Config, group: int) -> int:

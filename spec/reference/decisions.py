@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import lcm
 
 from spec.arith import align, coverage
 from spec.book import Request
 from spec.config import Config, Group
-from spec.ops import Deref, TableRow
+from spec.ops import Deref, TableRow, UserId
+from spec.reference.plan import Chunk
 
 Table = Callable[[int, int], TableRow]
 
@@ -139,6 +141,48 @@ def keeps_mirror() -> bool:
     return False
 
 
+def forgets_key(block: int) -> bool:
+    """Whether a cached block that is handed out anew loses its key
+    (``BlockPool._maybe_evict_cached_block``)."""
+    return True
+
+
+def settled_count(computed: int, rejected: int) -> int:
+    """The scheduler's count once a step's drafts are verified: without the rejected ones
+    (``Scheduler.update_from_output``)."""
+    return computed - rejected
+
+
+def runs_ahead(step: int, sampled_in: int, stages: int) -> bool:
+    """Whether a request with a step in flight is in ``step`` again: once every stage will have post-processed
+    the step that last sampled for it (``Scheduler._advance_output_placeholders``, async)."""
+    return step >= sampled_in + stages
+
+
+def hit_unit(units: tuple[int, ...]) -> int:
+    """Tokens that a hit is a multiple of, the groups' blocks (or chunks) being ``units``: their least common
+    multiple (``KVCacheCoordinator.lcm_block_size``)."""
+    return lcm(*units)
+
+
+def gives_back(ran: bool) -> bool:
+    """Whether a request that is over gives its blocks back; ``ran``: a step has grown its row.  Whatever it had
+    reached (https://github.com/NVIDIA/TensorRT-LLM/pull/15018)."""
+    return True
+
+
+def released_with_copy(columns: int) -> int:
+    """Leading columns of the group that go back with the source of a copy-on-write: none, the hit holds them
+    for itself (https://github.com/sgl-project/sglang/pull/27038)."""
+    return 0
+
+
+def hands_over(running: bool) -> bool:
+    """Whether a request that has all its tokens hands its table to the connector: one that was preempted in its
+    last step has none any more (https://github.com/vllm-project/vllm/pull/48141)."""
+    return running
+
+
 # -- recurrent state ---------------------------------------------------------------------------------------
 def seed_divisor(config: Config, block: int) -> int:
     """Block size that the seed column divides by: the recurrent group's own.
@@ -194,6 +238,18 @@ def positional_group(group: Group) -> bool:
     return group.kind.value != "mamba"
 
 
+def relocates(allocated: bool) -> bool:
+    """Whether the last K columns of a row are scratch, which a step may relocate: if a step has grown the row;
+    after a hit its last column is somebody's state (``MambaManager.allocate_new_blocks``)."""
+    return allocated
+
+
+def hand_off_stands(current: bool) -> bool:
+    """Whether a boundary that was offered is stored; ``current``: its block is still under that key.  Reused
+    ones are not (``take_boundary_state_offloads``)."""
+    return current
+
+
 # -- late kernels ------------------------------------------------------------------------------------------
 def slot_row(index: int, slot: int) -> TableRow:
     """The table row of a state copy: the persistent row of the request's slot, whatever the batch order.
@@ -240,9 +296,19 @@ def masks_late_row(then: int, now: int) -> bool:
     return then != now
 
 
+def stages_afresh() -> bool:
+    """Whether each step's table writes leave the host in memory of their own: a pinned buffer that is rewritten
+    before the copy has read it sends the next step's (https://github.com/NVIDIA/TensorRT-LLM/pull/15546)."""
+    return True
+
+
 # -- offload -----------------------------------------------------------------------------------------------
 def lookup_first(group: Group, hit: int, local: int, chunk: int) -> int:
-    """First chunk of a window group that lookup must find: the window, the extra tokens, the padding."""
+    """First chunk of a windowed group that lookup must find: the window, the extra tokens, the padding; of a
+    chunked one the attention chunk (https://github.com/vllm-project/vllm/issues/51150)."""
+    if group.kind.value == "chunked":
+        chunks = coverage.chunked_window_chunks(group.window_tokens, chunk)
+        return coverage.first_checked_chunk(hit, local, chunks, chunk)
     return coverage.lookup_first_chunk(hit, local, group.window_tokens, group.extra_tokens, chunk)
 
 
@@ -274,6 +340,18 @@ def store_limit(known: int, prompt: int, finished: bool) -> int:
     return max(prompt, known - 1) if finished else known
 
 
+def final_stores(why: str, running: bool) -> bool:
+    """Whether a request that is over stores what is full and new: one that ran to its end
+    (https://github.com/vllm-project/vllm/issues/49118)."""
+    return running and why == "length"
+
+
+def storable_chunks(full: int, held: int) -> int:
+    """Chunks of a group that may be stored, tokens filling ``full`` and columns ``held``: those that have
+    blocks (https://github.com/vllm-project/vllm/issues/49118)."""
+    return min(full, held)
+
+
 def clipped_columns(group: Group, columns: int, computed: int) -> int:
     """Columns of a finished request's table that are handed to the connector: attention is cut at the
     computed frontier, state groups keep every column the allocator defined
@@ -288,6 +366,52 @@ def job_done(waiting: int) -> bool:
 
     A chunk visible before every rank has stored it: https://github.com/llm-d/llm-d-kv-cache/issues/504."""
     return waiting == 0
+
+
+def lists_stored() -> bool:
+    """Whether a chunk that every rank has stored enters the map that lookups read
+    (https://github.com/vllm-project/vllm/issues/53498)."""
+    return True
+
+
+def reported_life(uid: UserId, live: tuple[UserId, ...]) -> UserId:
+    """Which request a report is about: the incarnation that started the transfer, not whoever has its name now
+    (https://github.com/volcano-sh/kthena/issues/1423)."""
+    return uid
+
+
+def flushed_jobs(jobs: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the stores that fence a reused block are flushed: every one."""
+    return jobs
+
+
+def load_parts(chunks: tuple[Chunk, ...]) -> tuple[tuple[Chunk, ...], ...]:
+    """The transfers that a load is made of: one; several where several connectors serve one request."""
+    return (chunks,)
+
+
+def joins_loads(left: int) -> bool:
+    """Whether a request waits for the other transfers of its load, ``left`` in number
+    (https://github.com/vllm-project/vllm/issues/53049)."""
+    return left > 0
+
+
+def load_shift(first: int) -> int:
+    """Chunks by which sources lie before their targets, whose list starts at chunk ``first``: the same position
+    on both sides (https://github.com/vllm-project/vllm/issues/48633)."""
+    return 0
+
+
+def local_columns(columns: tuple[int, ...], counted: int) -> int:
+    """Leading columns that a load takes for local: as many as the scheduler counted, whatever they hold
+    (https://github.com/1CatAI/1Cat-vLLM/issues/567)."""
+    return counted
+
+
+def recovered_groups(groups: int) -> int:
+    """Groups whose blocks a failed load gives up: all of them
+    (https://github.com/vllm-project/vllm/pull/50388)."""
+    return groups
 
 
 def fenced_blocks(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -417,6 +541,13 @@ class Decisions:
     dropped_hit: Callable[[int, int, int], int] = dropped_hit
     append_column: Callable[[int], int] = append_column
     keeps_mirror: Callable[[], bool] = keeps_mirror
+    forgets_key: Callable[[int], bool] = forgets_key
+    settled_count: Callable[[int, int], int] = settled_count
+    runs_ahead: Callable[[int, int, int], bool] = runs_ahead
+    hit_unit: Callable[[tuple[int, ...]], int] = hit_unit
+    gives_back: Callable[[bool], bool] = gives_back
+    released_with_copy: Callable[[int], int] = released_with_copy
+    hands_over: Callable[[bool], bool] = hands_over
     copies_tail: Callable[[int], bool] = copies_tail
     copies_adopted_tail: Callable[[int], bool] = copies_adopted_tail
     seed_divisor: Callable[[Config, int], int] = seed_divisor
@@ -427,6 +558,8 @@ class Decisions:
     publishes_unrun_boundary: Callable[[], bool] = publishes_unrun_boundary
     mamba_drops: Callable[[], int] = mamba_drops
     positional_group: Callable[[Group], bool] = positional_group
+    relocates: Callable[[bool], bool] = relocates
+    hand_off_stands: Callable[[bool], bool] = hand_off_stands
     precopy_row: Table = slot_row
     post_row: Table = slot_row
     index_row: Table = gathered_row
@@ -436,6 +569,7 @@ class Decisions:
     settles_computed: Callable[[bool], bool] = settles_computed
     accepted_floor: Callable[[], int] = accepted_floor
     masks_late_row: Callable[[int, int], bool] = masks_late_row
+    stages_afresh: Callable[[], bool] = stages_afresh
     lookup_first: Callable[[Group, int, int, int], int] = lookup_first
     inflight_first: Callable[[Group, int, int, int], int] = inflight_first
     store_window: Callable[[Group, int], int] = store_window
@@ -462,6 +596,16 @@ class Decisions:
     store_limit: Callable[[int, int, bool], int] = store_limit
     clipped_columns: Callable[[Group, int, int], int] = clipped_columns
     flushes_preempted: Callable[[str], bool] = flushes_preempted
+    final_stores: Callable[[str, bool], bool] = final_stores
+    storable_chunks: Callable[[int, int], int] = storable_chunks
+    lists_stored: Callable[[], bool] = lists_stored
+    reported_life: Callable[[UserId, tuple[UserId, ...]], UserId] = reported_life
+    flushed_jobs: Callable[[tuple[int, ...]], tuple[int, ...]] = flushed_jobs
+    load_parts: Callable[[tuple[Chunk, ...]], tuple[tuple[Chunk, ...], ...]] = load_parts
+    joins_loads: Callable[[int], bool] = joins_loads
+    load_shift: Callable[[int], int] = load_shift
+    local_columns: Callable[[tuple[int, ...], int], int] = local_columns
+    recovered_groups: Callable[[int], int] = recovered_groups
     counts_buffer: Callable[[], str] = counts_buffer
     previous_row: Callable[[int | None, bool], int] = previous_row
     v2_order: tuple[str, ...] = V2_ORDER

@@ -6,7 +6,6 @@ Sources: vLLM ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`
 
 from __future__ import annotations
 
-from math import lcm
 from typing import TYPE_CHECKING
 
 from spec.arith import align, coverage
@@ -52,11 +51,8 @@ def looked_up(ref: Reference, g: int, local: int, total: int) -> range:
     drop = ref.drops[g]
     if group.kind is Kind.FULL:
         return range(coverage.lookup_first_chunk_full(local, size), end + drop)
-    if group.kind is Kind.WINDOW:
+    if group.kind in (Kind.WINDOW, Kind.CHUNKED):
         return range(max(0, ref.decide.lookup_first(group, total, local, size)), end + drop)
-    if group.kind is Kind.CHUNKED:
-        window = coverage.chunked_window_chunks(group.window_tokens, size)
-        return range(max(0, coverage.first_checked_chunk(total, local, window, size)), end + drop)
     return range(end - 1, end)
 
 
@@ -66,7 +62,7 @@ def external_hit(ref: Reference, request: Request, local: int) -> int:
     config = ref.config
     if ref.plans[request.uid].tried:
         return local
-    unit = lcm(*(chunk(ref, g) for g in config.groups))
+    unit = ref.decide.hit_unit(tuple(chunk(ref, g) for g in config.groups))
     candidates = list(range((request.known - 1) // unit * unit, local, -unit))
     if not ref.mamba_groups and request.known - 1 > local and request.known - 1 not in candidates:
         candidates.insert(0, request.known - 1)
@@ -123,10 +119,12 @@ def start_load(ref: Reference, request: Request, local: int, total: int) -> None
     chunks: list[Chunk] = []
     for g, group in enumerate(config.groups):
         cols = fresh_columns(ref, g, local, total)
+        check_local(ref, request, g, local)
         for col in cols:
             ref.allocate(request, g, col)
-        for index in demanded(ref, g, local, total):
-            end = (index + 1) * chunk(ref, group)
+        wanted = demanded(ref, g, local, total)
+        for index in wanted:
+            end = (index + 1 - ref.decide.load_shift(wanted.start)) * chunk(ref, group)
             key = (g, end, request.line[end])
             entry = ref.book.tier.get(key)
             if entry is None or entry.state != "ready":
@@ -142,7 +140,19 @@ def start_load(ref: Reference, request: Request, local: int, total: int) -> None
             chunks.append((key, entry.place, tuple(subs)))
             ref.loading[key] = None
             ref.recent(key)
-    create(ref, request, "load", tuple(chunks))
+    for part in ref.decide.load_parts(tuple(chunks)):
+        create(ref, request, "load", part)
+
+
+def check_local(ref: Reference, request: Request, g: int, local: int) -> None:
+    """The columns of the local prefix are taken for local.  Raises :class:`PolicyError` if some are not."""
+    counted = local // ref.config.groups[g].block_tokens
+    taken = ref.decide.local_columns(tuple(request.cols[g][:counted]), counted)
+    if taken != counted:
+        raise PolicyError(
+            f"load of {request.uid}: group {ref.config.groups[g].name} has {taken} local columns, "
+            f"the scheduler counts {counted}"
+        )
 
 
 def create(ref: Reference, request: Request, way: str, chunks: tuple[Chunk, ...]) -> int:
@@ -204,9 +214,14 @@ def store_positional(ref: Reference, request: Request, eligible: int, *, finishe
         wanted = []
         cols = request.cols[g]
         limit = ref.decide.clipped_columns(group, len(cols), eligible) if finished else len(cols)
-        upto = min(coverage.full_chunks_of(eligible, size), limit // per)
+        upto = ref.decide.storable_chunks(coverage.full_chunks_of(eligible, size), limit // per)
         for index in range(plan.next_chunk[g], upto):
             subs = tuple(cols[index * per : (index + 1) * per])
+            if len(subs) != per:
+                raise PolicyError(
+                    f"store of {request.uid}: chunk {index} of group {group.name} has {len(subs)} blocks, "
+                    f"not {per}"
+                )
             if group.kind is Kind.MAMBA:
                 mirror = plan.mirror[g]
                 last = (index + 1) * per - 1
@@ -255,7 +270,8 @@ def store_boundaries(ref: Reference) -> None:
             continue
         key = (g, n, request.line[n])
         held = ref.book.core.key.get(block)
-        if held is None or held[:2] != (g, n):  # type: ignore[index]
+        current = held is not None and held[:2] == (g, n)  # type: ignore[index]
+        if not ref.decide.hand_off_stands(current):
             continue  # reused before it could be stored
         if n % chunk(ref, ref.config.groups[g]):
             continue
@@ -294,10 +310,11 @@ def settle(ref: Reference, job: int, state: JobState) -> None:
     """A transfer is done with."""
     del ref.jobs[job]
     lift(ref, job)
+    state.uid = ref.decide.reported_life(state.uid, tuple(ref.book.requests))
     plan = ref.plans.get(state.uid)
     if plan:
         plan.jobs.pop(job, None)
-    failed = state.failed and not ref.decide.keeps_failed_store()
+    failed = (state.failed and not ref.decide.keeps_failed_store()) or not ref.decide.lists_stored()
     for key, place, _ in state.chunks:
         if state.stale:
             ref.leave_limbo(place)
@@ -321,16 +338,24 @@ def loaded(ref: Reference, state: JobState) -> None:
     request = ref.book.requests.get(state.uid)
     if request is None:
         return
-    if request.status is Status.DONE:
-        ref.drop_all(request)
-        return
     plan = ref.plans[request.uid]
+    plan.load_failed |= state.failed
+    if ref.decide.joins_loads(sum(ref.jobs[j].way == "load" for j in plan.jobs if j in ref.jobs)):
+        return
+    if request.status is Status.DONE:
+        if ref.decide.gives_back(plan.allocated):
+            ref.drop_all(request)
+        return
+    if request.uid not in ref.loading_requests:
+        return  # it has gone on without this part of its load
     ref.loading_requests.remove(request.uid)
-    if state.failed and ref.decide.raises_on_failure():
+    failed, plan.load_failed = plan.load_failed, False
+    if failed and ref.decide.raises_on_failure():
         raise PolicyError(f"a load of {state.uid} failed")
-    if state.failed and not ref.decide.uses_failed_load():
+    if failed and not ref.decide.uses_failed_load():
         plan.tried = True
-        ref.drop_all(request)
+        if ref.decide.recovered_groups(len(ref.config.groups)) == len(ref.config.groups):
+            ref.drop_all(request)
         ref.do(("preempt", request.uid))
     else:
         plan.ready = True

@@ -21,6 +21,7 @@ class Plan:
     told: list[int] = field(default_factory=list)  # per group: columns that the ranks know of
     jobs: dict[int, None] = field(default_factory=dict)  # transfers not fully reported
     ready: bool = False  # an external load has completed; admission goes on from the book's hit
+    load_failed: bool = False  # a part of its load has failed
     tried: bool = False  # a load failed: recompute, do not look up again
     allocated: bool = False  # its recurrent columns were grown by a step (not only adopted)
     sampled_in: int = 0  # last step that samples for it

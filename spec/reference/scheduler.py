@@ -88,11 +88,11 @@ class Reference:
         """The next free block becomes a column; a key it still carries is evicted, fenced stores on it are
         flushed."""
         block = self.book.free[0]
-        if block in self.book.core.key:
+        if block in self.book.core.key and self.decide.forgets_key(block):
             self.do(("evict", block))
         self.do(("alloc", request.uid, g, col, block))
         self.fresh_blocks.append((block, g))
-        self.must_flush.update(self.fences.get(block, {}))
+        self.must_flush.update(dict.fromkeys(self.decide.flushed_jobs(tuple(self.fences.get(block, ())))))
         return block
 
     def tier(self, key: Key, place: int, state: str) -> None:
@@ -177,9 +177,10 @@ class Reference:
             left = request.prompt + plan.outputs - request.known
             kept = new[:left] if request.status is not Status.DONE else ()
             rejected = drafts + 1 - len(new) if new else 0
-            self.do(
-                ("tokens", uid, output.step, kept, request.computed - rejected if alive else request.computed)
-            )
+            computed = request.computed
+            if alive:
+                computed = self.decide.settled_count(computed, rejected)
+            self.do(("tokens", uid, output.step, kept, computed))
             if new and alive:
                 self.accepted.append((uid, len(new)))
             if alive and new:
@@ -204,9 +205,10 @@ class Reference:
                 queue.remove(uid)
         if plan.in_batch:
             self.leaving.append(uid)
-        if running and self.config.offload and why == "length":
+        if self.config.offload and self.decide.final_stores(why, running):
             eligible = self.decide.store_limit(request.known, request.prompt, True)
             offload.store_positional(self, request, min(eligible, request.known), finished=True)
+        if self.config.offload and why == "length" and self.decide.hands_over(running):
             for g, group in enumerate(self.config.groups):
                 clip = self.decide.clipped_columns(group, len(request.cols[g]), request.computed)
                 self.do(("handoff", uid, g, tuple(request.cols[g][:clip])))
@@ -214,7 +216,7 @@ class Reference:
             self.loading_requests.remove(uid)
         if loading and self.decide.abort_waits_for_load():
             return
-        if not self.decide.frees_wait_for_steps(request):
+        if not self.decide.frees_wait_for_steps(request) and self.decide.gives_back(plan.allocated):
             self.drop_all(request)
 
     def release_copies(self, request: Request, step: int) -> None:
@@ -223,7 +225,12 @@ class Reference:
         plan = self.plans[request.uid]
         for entry in [e for e in plan.retained if e[0] <= step]:
             plan.retained.remove(entry)
-            self.do(("drop", request.uid, entry[1], -1, entry[2]))
+            _, g, copied = entry
+            self.do(("drop", request.uid, g, -1, copied))
+            cols = request.cols[g]
+            for col, block in enumerate(cols[: self.decide.released_with_copy(len(cols))]):
+                if block:
+                    self.do(("drop", request.uid, g, col, block))
 
     def drop_all(self, request: Request) -> None:
         """Give up every column, last first, so that a prefix's tail is reused before its head."""
@@ -255,7 +262,10 @@ class Reference:
             )
             plan = self.plans[request.uid]
             if idle and not plan.ready and not request.flying and request.holds():
-                if not (request.status is Status.DONE and any(self.jobs[j].way == "load" for j in plan.jobs)):
+                over = request.status is Status.DONE
+                if over and any(self.jobs[j].way == "load" for j in plan.jobs):
+                    continue
+                if not over or self.decide.gives_back(plan.allocated):
                     self.drop_all(request)
         self.book.forget()
         for uid in [u for u in self.plans if u not in self.book.requests and not self.plans[u].jobs]:
@@ -306,7 +316,7 @@ class Reference:
         if c < prefill_end:
             return self.prefill_tokens(request, c, min(known - c, budget)), 0, False
         if self.config.async_scheduling:
-            if request.flying and step < plan.sampled_in + self.config.pp:
+            if request.flying and not self.decide.runs_ahead(step, plan.sampled_in, self.config.pp):
                 return 0, 0, True
             known = max(known, c + 1)
         elif request.flying:

@@ -6,7 +6,6 @@ Functions take the scheduler, whose ``do`` records a decision and applies it to 
 
 from __future__ import annotations
 
-from math import lcm
 from typing import TYPE_CHECKING
 
 from spec.arith import align, coverage
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 Hit = list[list[tuple[int, int]]]  # per group: (column, block)
 Tail = list[tuple[int, int, int]]  # (group, column, block) published inside a block: to be copied, not shared
-
-
-def hit_alignment(config: Config) -> int:
-    """Tokens that every local hit is a multiple of: the least common multiple of the groups' blocks."""
-    return lcm(*(g.block_tokens for g in config.groups))
 
 
 def key_of(ref: Reference, request: Request, group: int, n: int) -> Key | None:
@@ -69,7 +63,9 @@ def local_hit(ref: Reference, request: Request) -> tuple[int, Hit, Tail] | None:
     empty: Hit = [[] for _ in config.groups]
     if not config.prefix_caching:
         return 0, empty, []
-    unit = config.hash_block_tokens if ref.partial_hits else hit_alignment(config)
+    unit = ref.decide.hit_unit(tuple(g.block_tokens for g in config.groups))
+    if ref.partial_hits:
+        unit = config.hash_block_tokens
     for hit in range(ref.decide.longest_hit(request.known) // unit * unit, 0, -unit):
         tail = tail_hit(ref, request, hit)
         if tail is None:
@@ -145,7 +141,7 @@ def new_columns(
     running = required - config.drafts - 1
     place = max(length, running)
     moves = []
-    if plan.allocated:
+    if ref.decide.relocates(plan.allocated):
         for col in range(max(length - config.drafts, 0), length):
             if align.relocates_column(col, length, running, config.drafts) and cols[col]:
                 moves.append((col, place))

@@ -9,6 +9,7 @@ accepted counts go to the host and come back with the next step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from spec.arith import align
 from spec.config import Config, Kind
@@ -59,6 +60,7 @@ class Worker:
         self.ring: deque[tuple[int, list[tuple[int, UserId, int, int]]]] = deque(
             (0, []) for _ in range(config.pp)
         )
+        self.staging: list[list[int]] = []  # pinned host memory, one list a table write of a step
         self.queued: list[int] = []  # stores of earlier steps, not yet submitted
         self.batch: list[UserId] = []  # v1: request by batch row
         self.last_rows: dict[UserId, int] = {}  # v1: batch row in the last step that computed something
@@ -132,12 +134,21 @@ class Worker:
 
     def append(self, message: Message, stages: Stages) -> None:
         """New columns of running requests."""
+        staged = 0
         for uid, table in message.appended:
             for group, blocks in enumerate(table):
                 if blocks:
                     at = self.decide.append_column(self.length[uid][group])
-                    stages["update"].append(("main", SetRow(group, self.slot[uid], at, blocks)))
+                    ids = blocks if self.decide.stages_afresh() else self.pinned(staged, blocks)
+                    staged += 1
+                    stages["update"].append(("main", SetRow(group, self.slot[uid], at, ids)))
                     self.length[uid][group] += len(blocks)
+
+    def pinned(self, at: int, blocks: Sequence[int]) -> Sequence[int]:
+        """The step's table write number ``at``, in host memory that the next step's write goes to as well."""
+        self.staging.extend([] for _ in range(at + 1 - len(self.staging)))
+        self.staging[at][:] = blocks
+        return self.staging[at]
 
     def v1_rows(self, message: Message, stages: Stages) -> None:
         """Rows are removed, the batch is made dense again, new requests go to the end; counts follow by
