@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -395,6 +396,8 @@ def place(args: argparse.Namespace) -> None:
         raise ConfigError(f"--kernels must be torch or triton, got {args.kernels!r}")
     if cuda and args.order == "turns":
         raise ConfigError("--device cuda takes --order gated or free: in turns nothing overlaps")
+    if cuda and args.order == "gated" and os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":
+        raise ConfigError("--order gated needs the caching allocator (PYTORCH_NO_CUDA_MEMORY_CACHING is 1)")
     if cuda and args.kernels == "torch":
         raise ConfigError("--device cuda takes --kernels triton: the plain ones wait for the device")
 
@@ -405,11 +408,12 @@ def worlds(
     """The kind of world to run in, that in which each run is replayed, and what makes the devices."""
     if args.order == "turns":
         return RealWorld, None, device_type
-    from impl.streams import Place
+    from impl.streams import CACHING, Place
 
     where = Place(cuda=args.device == "cuda", seed=args.seed)
     free = args.order == "free"
-    return where.free if free else where.gated, where.gated if free else None, where.devices(device_type)
+    again = where.gated if free and (CACHING or args.device == "cpu") else None
+    return where.free if free else where.gated, again, where.devices(device_type)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,6 +26,7 @@ Without a CUDA device :class:`HostLanes` does the same in one thread, by a seede
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +63,10 @@ from spec.world import QUIET_ROUNDS, STREAMS, Choice, Rank, StepRun, Transfer
 
 Lane = tuple[int, str]
 """A rank's stream: (rank, name)."""
+
+CACHING = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1"
+"""Whether freed device memory is kept.  If not (to let a memory checker see every allocation), nothing can be
+captured in a graph, and freeing waits for all that runs: no gates then."""
 
 PATIENCE_SECONDS = 30.0  # after which a device that makes no mark is stuck
 OPERATIONS = 1 << 16  # of one run, at most
@@ -405,7 +410,7 @@ class CudaDevice(Device):
         """One graph for every batch size: even numbers of rows, powers of two of tokens."""
         self.graphs: dict[tuple[int, int], Captured] = {}
         slots, largest = self.config.slots, self.padded_tokens(self.config.step_tokens)
-        sizes = [SMALLEST_BATCH << n for n in range(20) if SMALLEST_BATCH << n <= largest]
+        sizes = [SMALLEST_BATCH << n for n in range(20) if CACHING and SMALLEST_BATCH << n <= largest]
         for rows in sorted({min(n + n % 2, slots) for n in range(1, slots + 1)}):
             for tokens in sizes:
                 numbers = torch.zeros(3 * rows + 2 * tokens, dtype=torch.int64, device=self.device)
@@ -421,6 +426,8 @@ class CudaDevice(Device):
         self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int, longest: int
     ) -> tuple[torch.Tensor, torch.Tensor, dict[tuple[str, int], tuple[int, int]]]:
         """Replay the graph of this size; what it leaves is set aside before the next replay."""
+        if not CACHING:
+            return super().run_layers(numbers, x, rows, tokens, tokens)
         one = self.graphs[rows, tokens]
         one.numbers.copy_(numbers)
         one.x.copy_(x)
