@@ -246,6 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--markdown", metavar="FILE", help="write the table into the document's part 'inject'"
     )
+    parser.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
     args = parser.parse_args(argv)
     known = injectable()
     if args.list:
@@ -290,7 +291,8 @@ def main(argv: list[str] | None = None) -> int:
             for row in found
         ]
         words = (
-            f"`python -m impl.inject{given}`\n\nOn {refine.machine()}, commit {commit() or 'unknown'}: "
+            f"`python -m impl.inject{given}`\n\n"
+            f"On {refine.machine()}, commit {args.commit or commit() or 'unknown'}: "
             f"{len(found) - len(missed)} of {len(found)} faults caught; at most {args.runs} runs of "
             f"{args.choices} choices each.\n\n"
         )

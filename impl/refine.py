@@ -337,7 +337,7 @@ def markdown(report: Report, args: argparse.Namespace, command: str, verdict: st
     )
     return (
         f"`{command}`\n\n"
-        f"On {machine()}, commit {commit() or 'unknown'}: {report.runs:,} runs of "
+        f"On {machine()}, commit {args.commit or commit() or 'unknown'}: {report.runs:,} runs of "
         f"{len(report.per_config)} configurations, at least {least} each; {report.choices:,} choices, "
         f"{report.events:,} events, {report.bytes_compared:,} bytes compared in {report.cpu_seconds:.0f} s "
         f"of processor time on one core ({report.seconds:.0f} s in all): {report.choices / rate:,.0f} "
@@ -368,6 +368,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--record", metavar="FILE", help="write the run that broke, else the last, as a trace")
     one.add_argument("--json", metavar="FILE")
     one.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'refine'")
+    one.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
     return one
 
 

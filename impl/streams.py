@@ -104,6 +104,10 @@ class Lanes(Protocol):
         """Open an operation's gate."""
         ...
 
+    def linger(self) -> None:
+        """Called by an operation: take some time, drawn.  The pages of a test cross a bus in no time."""
+        ...
+
     def marks(self) -> Iterator[Mark]:
         """What has begun and ended since this was last asked, in order."""
         ...
@@ -165,6 +169,9 @@ class HostLanes:
         while any(self.queues[lane][0][0] == number for lane in self.ready()):
             self.step(next(lane for lane in self.ready() if self.queues[lane][0][0] == number))
 
+    def linger(self) -> None:
+        """Operations wait for one another's turn anyway."""
+
     def marks(self) -> Iterator[Mark]:
         """Some operations run first, drawn."""
         for _ in range(self.random.randrange(6)):
@@ -197,10 +204,10 @@ class HostLanes:
 class CudaLanes:
     """Lanes of CUDA streams, on the current device."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: Random) -> None:
         from impl.kernels import order
 
-        self.kernels = order
+        self.kernels, self.random = order, random
         self.streams: dict[Lane, torch.cuda.Stream] = {}
         self.arena = Arena()
         self.gates = torch.zeros(OPERATIONS, dtype=torch.int32, pin_memory=True)
@@ -214,6 +221,7 @@ class CudaLanes:
         self.events: list[torch.cuda.Event | None] = []
         self.gates[0] = 1
         self.kernels.wait(self.gates, 0)  # to load a kernel later might wait for a gate
+        self.kernels.linger(self.gates, 1)
         self.kernels.mark(self.counter, self.order, 1)
         self.kernels.compare(self.order[:4].cuda(), self.order[:8].cuda(), self.verdicts[0])
         self.numbers = 1
@@ -264,6 +272,10 @@ class CudaLanes:
     def open(self, number: int) -> None:
         """The spinning kernel sees it."""
         self.gates[number] = 1
+
+    def linger(self) -> None:
+        """Up to two milliseconds, as a transfer of real size takes."""
+        self.kernels.linger(self.gates, self.random.choice((0, 20, 200, 2000)))
 
     def marks(self) -> Iterator[Mark]:
         """As the device has written them."""
@@ -516,6 +528,8 @@ class StreamWorld(RealWorld):
         pages = pages_of(transfer) if transfer else []
 
         def work() -> None:
+            if isinstance(op, End) and not self.gated:
+                self.lanes.linger()  # between its two halves
             device.execute(op)
             if isinstance(op, (Forward, Draft)):
                 one.read, one.places = device.read, device.places
@@ -789,11 +803,11 @@ class FreeWorld(StreamWorld):
 class Place:
     """Where runs happen: lanes, and the devices that are kept on them.
 
-    ``cuda``: on the current CUDA device, else in the host's thread, where a draw from ``seed`` stands for
-    what a device would decide."""
+    ``cuda``: on the current CUDA device, where ``seed`` draws how long transfers take; else in the host's
+    thread, where it draws what a device would decide."""
 
     def __init__(self, *, cuda: bool, seed: int = 0) -> None:
-        self.lanes: Lanes = CudaLanes() if cuda else HostLanes(Random(seed))
+        self.lanes: Lanes = (CudaLanes if cuda else HostLanes)(Random(seed))
         self.kept: dict[type[Device], Kept] = {}
 
     def devices(self, device_type: type[Device] = Device) -> type[Device] | Kept:
