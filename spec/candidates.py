@@ -70,7 +70,8 @@ CANDIDATES = (
     Candidate(
         "S6",
         "A key leads only to blocks that carry it, and eviction removes it everywhere.",
-        rules=("keys_lead_to_carriers",),
+        rules=("key_names_its_column", "evict_before_reuse"),
+        world="the map from keys to blocks and the blocks' own keys are changed by one decision",
         note="the model knows one key a block at a time",
     ),
     Candidate(

@@ -32,7 +32,10 @@ from spec.world import STREAMS, Breach, Choice, World
 
 PolicyFactory = Callable[[Config, Chains], Policy]
 
-COMPOSED = ("composed", "composed-sync", "composed-pp4", "composed-tight", "composed-v1", "composed-v1-pp2")
+COMPOSED = (
+    "composed", "composed-sync", "composed-pp4", "composed-tight", "composed-wide", "composed-v1",
+    "composed-v1-pp2",
+)  # fmt: skip
 
 #: what a live walk must reach, and why it is worth reaching
 WITNESSES = {
@@ -195,6 +198,31 @@ def walk_once(
     return Run(config, number, options, made, world)
 
 
+def generated(one: Callable[[Random], None], *, examples: int, seed: int) -> None:
+    """Call ``one`` with sources of draws that Hypothesis generates: by another road than the walk's.
+
+    Its generation only: what ``one`` raises ends it, and nothing is shrunk, for which the project has its own
+    reducer (:mod:`spec.reduce`), nor kept.  Raises ``ModuleNotFoundError`` without Hypothesis."""
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(st.randoms(use_true_random=False))
+    def generate(random: Random) -> None:
+        one(random)
+
+    generate()
+
+
 @dataclass(slots=True)
 class Report:
     """What all runs of a walk add up to."""
@@ -255,22 +283,27 @@ def walk(
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def table(report: Report) -> Iterator[str]:
-    """The table that ends a walk: actions, antecedents, witnesses."""
+def counts_table(fired: Counter[str], witnesses: Counter[str]) -> Iterator[str]:
+    """How often each kind of choice was made and each witness was reached, of one run or of many."""
     yield f"{'choice':<38}{'made':>10}"
     for kind in WEIGHTS:
-        yield f"{kind:<38}{report.fired[kind]:>10}"
+        yield f"{kind:<38}{fired[kind]:>10}"
+    yield ""
+    yield f"{'witness':<38}{'reached':>10}"
+    for name in sorted(set(WITNESSES) | set(witnesses)):
+        mark = "" if name in WITNESSES else "  (not required)"
+        yield f"{name:<38}{witnesses[name]:>10}{mark}"
+
+
+def table(report: Report) -> Iterator[str]:
+    """The tables that end a walk: choices and witnesses, then antecedents."""
+    yield from counts_table(report.fired, report.witnesses)
     yield ""
     yield f"{'invariant':<38}{'kind':<13}{'applied':>10}{'did not':>10}"
     for rule in RULES:
         no, yes = report.tally[rule.name]
         no = no if rule.holds else report.events - yes  # judged at moments: every other event is one without
         yield f"{rule.name:<38}{rule.kind:<13}{yes:>10}{no:>10}"
-    yield ""
-    yield f"{'witness':<38}{'reached':>10}"
-    for name in sorted(set(WITNESSES) | set(report.witnesses)):
-        mark = "" if name in WITNESSES else "  (not required)"
-        yield f"{name:<38}{report.witnesses[name]:>10}{mark}"
 
 
 def as_json(report: Report, seed: int, verdict: str) -> dict[str, Any]:

@@ -172,7 +172,9 @@ class World:
         self.lost_local = False  # a cached block was forgotten because room was needed, or in a reset
         self.lost_host = False  # a host chunk may have been, or a transfer has failed
         self.forgotten: dict[int, None] = {}  # blocks that lost their key and were not handed out since
-        self.row_now: list[tuple[UserId, bool]] = []  # rows of the step being scheduled, and whether they prefill
+        self.row_now: list[
+            tuple[UserId, bool]
+        ] = []  # rows of the step being scheduled, and whether they prefill
         self.kept: dict[tuple[int, ...], UserId] = {}  # prompts that were served to the end, undisturbed
         self.looked: dict[UserId, set[Key]] = {}  # keys that lookup saw, by request
         # -- bookkeeping of the run itself

@@ -1,14 +1,13 @@
 """Every invariant is alive: each has a stated way to break it, and with its check removed nothing is noticed.
 
 A rule is broken by a policy: the reference with one decision replaced, or with one answer or program
-tampered with.  The table says which.  A rule without an entry fails the test of the table; a rule that no
-policy can break says so there.
+tampered with.  The table says which; a rule without an entry fails the test of the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,7 +17,7 @@ from spec.book import Book
 from spec.chains import Chains
 from spec.config import Config, named
 from spec.events import Event
-from spec.mechanisms.ownership import key_map_wrong
+from spec.faults import tamper
 from spec.ops import Begin, Deref, End, Leave, SetSlot
 from spec.policy import Answer, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
@@ -37,49 +36,14 @@ def deciding(**decisions: Any) -> Factory:
     return lambda config, chains: Reference(config, chains, replace(Decisions(), **decisions))
 
 
-@dataclass
-class Tampered:
-    """The reference, with the decisions of its answers edited before the world learns them."""
-
-    inner: Reference
-    book: Book  # what the world knows, before the answer
-    edit: Callable[[Book, list[Event]], list[Event]]
-
-    def ask(self, name: str, *args: Any) -> Answer:
-        answer: Answer = getattr(self.inner, name)(*args)
-        answer.decisions = self.edit(self.book, answer.decisions)
-        for event in answer.decisions:
-            self.book.apply(event)
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "worker_program":
-            return self.inner.worker_program
-        return lambda *args: self.ask(name, *args)
-
-
-def answering(edit: Callable[[Book, list[Event]], list[Event]]) -> Factory:
-    """Answers edited as a list."""
-    return lambda config, chains: Tampered(Reference(config, chains), Book.empty(config, chains), edit)
-
-
 def editing(kind: str, edit: Callable[[Book, Event], list[Event]]) -> Factory:
-    """Every decision of one kind replaced."""
-
-    def whole(book: Book, decisions: list[Event]) -> list[Event]:
-        return [new for event in decisions for new in (edit(book, event) if event[0] == kind else [event])]
-
-    return answering(whole)
+    """The reference, with every decision of one kind replaced."""
+    return tamper.editing(kind, edit)(Reference)
 
 
 def enqueuing(edit: Callable[[Program], Program]) -> Factory:
     """The reference with its worker programs edited."""
-
-    class Edited(Reference):
-        def worker_program(self, rank: int, message: Any) -> Program:
-            return edit(super().worker_program(rank, message))
-
-    return Edited
+    return tamper.enqueuing(lambda rank, program: edit(program))(Reference)
 
 
 def other_request(book: Book, uid: Any) -> Any:
@@ -172,6 +136,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "adopt_only_published": ("plain", editing("adopt", lambda k, e: [(*e[:4], unkeyed_free(k, e[4]))])),
     "release_only_held": ("plain", editing("drop", lambda k, e: [e, e])),
     "publish_only_held": ("plain", editing("publish", lambda k, e: [(e[0], other_request(k, e[1]), *e[2:])])),
+    "key_names_its_column": ("plain", editing("publish", lambda k, e: [(*e[:4], e[4] - 4, e[5])])),
     "references_match_tables": ("plain", editing("alloc", lambda k, e: [(*e[:3], 0, e[4])])),
     "free_queue_is_unheld": ("plain", editing("alloc", lambda k, e: [(*e[:4], e[4] + 1000)])),
     "attention_reads_exact": ("composed", deciding(v2_order=TOO_EARLY)),
@@ -234,9 +199,6 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     ),
 }
 
-#: rules about the book itself, which applies decisions: no decision breaks them, only a fault of the book
-BOOK_RULES = {"keys_lead_to_carriers"}
-
 
 def seen(rule: str, off: frozenset[str] = frozenset(), tries: int = 60) -> tuple[int, str] | None:
     """The first walk in which the rule breaks: (seed, what it says)."""
@@ -265,7 +227,7 @@ def seen(rule: str, off: frozenset[str] = frozenset(), tries: int = 60) -> tuple
 
 
 def test_every_rule_is_in_the_table() -> None:
-    assert {rule.name for rule in RULES} == set(BREAKERS) | BOOK_RULES
+    assert {rule.name for rule in RULES} == set(BREAKERS)
 
 
 @pytest.mark.parametrize("rule", BREAKERS)
@@ -273,17 +235,6 @@ def test_a_rule_breaks_and_only_its_own_check_sees_it(rule: str) -> None:
     found = seen(rule)
     assert found, f"nothing broke {rule}"
     assert seen(rule, frozenset({rule}), tries=found[0] + 1) is None
-
-
-def test_the_book_keeps_its_keys_and_would_be_caught() -> None:
-    world = World(named("plain"), Reference)
-    world.choose(("arrive", "r1", "0", 9, 1))
-    world.choose(("schedule",))
-    assert world.book.by_key and key_map_wrong(world) is None
-    key = next(iter(world.book.by_key))
-    world.book.by_key[key].append(23)
-    world.check_state(everything=True)
-    assert [b.rule for b in world.disciplines] == ["keys_lead_to_carriers"]
 
 
 # -- on change, and always ---------------------------------------------------------------------------------

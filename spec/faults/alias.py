@@ -139,4 +139,21 @@ FAULTS = (
         harmless=("plain-offload",),
         why_harmless="nothing is zeroed or copied without recurrent layers",
     ),
+    Fault(
+        "hit-column-relocated", "mtp_alias", DECISION,
+        "The last columns of a row that a hit has made are taken for scratch and relocated: the cached state "
+        "is overwritten.",
+        "only rows that a step has grown have scratch (MambaManager._allocated_block_reqs)",
+        ("v1/core/single_type_kv_cache_manager.py::MambaManager.allocate_new_blocks",),
+        {"relocates": lambda allocated: True}, bites=("hybrid-pp1", "hybrid-even"), harmless=("no-caching",),
+        why_harmless="no hits",
+    ),
+    Fault(
+        "handed-off-block-reused", "mtp_alias", DECISION,
+        "A boundary's block is stored as it was offered, though the block has been handed out again since.",
+        "stored only while it is under that key (take_boundary_state_offloads)",
+        (".../offloading/scheduler.py::_build_aligned_boundary_store_jobs",),
+        {"hand_off_stands": lambda current: True}, bites=("state-fences",), harmless=("plain-offload",),
+        why_harmless="no state group",
+    ),
 )  # fmt: skip

@@ -24,16 +24,7 @@ CASES = (
     Case("vllm-42571", "https://github.com/vllm-project/vllm/issues/42571", "ownership"),
     Case("vllm-45357", "https://github.com/vllm-project/vllm/pull/45357", "ownership"),
     Case("vllm-ascend-13501", "https://github.com/vllm-project/vllm-ascend/issues/13501", "ownership"),
-    Case(
-        "sglang-27038",
-        "https://github.com/sgl-project/sglang/pull/27038",
-        "ownership",
-        (
-            "A temporary lock is given back without its boundary and takes window locks of other requests "
-            "along."
-        ),
-        "locks of a prefix tree, counted a component; here a block has plain references",
-    ),
+    Case("sglang-27038", "https://github.com/sgl-project/sglang/pull/27038", "ownership"),
     Case(
         "sglang-25805",
         "https://github.com/sgl-project/sglang/pull/25805",
@@ -41,13 +32,7 @@ CASES = (
         ("A recycled page of one pool keeps its old pointer into another pool, which is followed later."),
         "a second pool and the map between the two; here all groups share one",
     ),
-    Case(
-        "tensorrt-llm-15018",
-        "https://github.com/NVIDIA/TensorRT-LLM/pull/15018",
-        "ownership",
-        "A sequence that goes away before its blocks are registered leaves them with nobody.",
-        "a ledger of blocks beside the request's table; here a column is the reference",
-    ),
+    Case("tensorrt-llm-15018", "https://github.com/NVIDIA/TensorRT-LLM/pull/15018", "ownership"),
     Case("lmcache-5090", "https://github.com/LMCache/LMCache/issues/5090", "ownership"),
     Case("1cat-vllm-249", "https://github.com/1CatAI/1Cat-vLLM/pull/249", "mtp_alias"),
     Case("vllm-51358", "https://github.com/vllm-project/vllm/pull/51358", "mtp_alias"),
@@ -62,22 +47,10 @@ CASES = (
     Case("vllm-45704", "https://github.com/vllm-project/vllm/issues/45704", "fence"),
     Case("vllm-32255", "https://github.com/vllm-project/vllm/pull/32255", "fence"),
     Case("vllm-46283", "https://github.com/vllm-project/vllm/issues/46283", "fence"),
-    Case(
-        "vllm-53049",
-        "https://github.com/vllm-project/vllm/issues/53049",
-        "fence",
-        "Two connectors load one request, and the slower one lands after it is gone.",
-        "more than one connector",
-    ),
+    Case("vllm-53049", "https://github.com/vllm-project/vllm/issues/53049", "fence"),
     Case("vllm-56104", "https://github.com/vllm-project/vllm/pull/56104", "fence"),
     Case("sglang-35049", "https://github.com/sgl-project/sglang/pull/35049", "fence"),
-    Case(
-        "tensorrt-llm-15546",
-        "https://github.com/NVIDIA/TensorRT-LLM/pull/15546",
-        "fence",
-        "A pinned host table is rewritten before the copy that was enqueued has read it.",
-        "host staging buffers: a table write has its values fixed when it is enqueued",
-    ),
+    Case("tensorrt-llm-15546", "https://github.com/NVIDIA/TensorRT-LLM/pull/15546", "fence"),
     Case("lmcache-4826", "https://github.com/LMCache/LMCache/pull/4826", "fence"),
     Case(
         "unified-cache-management-1088",
@@ -103,16 +76,7 @@ CASES = (
     Case("vllm-48959", "https://github.com/vllm-project/vllm/issues/48959", "coverage"),
     Case("anemll-57", "https://github.com/Anemll/Anemll/issues/57", "coverage"),
     Case("vllm-ascend-11383", "https://github.com/vllm-project/vllm-ascend/pull/11383", "coverage"),
-    Case(
-        "vllm-51150",
-        "https://github.com/vllm-project/vllm/issues/51150",
-        "coverage",
-        "The helper for window sizes takes chunked-local attention for full attention.",
-        (
-            "a replaceable decision: the lookup of chunked groups is fixed (theorem *chunk coverage* says "
-            "when it is right)"
-        ),
-    ),
+    Case("vllm-51150", "https://github.com/vllm-project/vllm/issues/51150", "coverage"),
     Case("vllm-53142", "https://github.com/vllm-project/vllm/issues/53142", "align_divisor"),
     Case("vllm-54076", "https://github.com/vllm-project/vllm/pull/54076", "align_divisor"),
     Case("vllm-44599", "https://github.com/vllm-project/vllm/pull/44599", "align_divisor"),
@@ -125,13 +89,7 @@ CASES = (
         "Two engines derive different blocks from their parallel degree.",
         "a second engine",
     ),
-    Case(
-        "vllm-48633",
-        "https://github.com/vllm-project/vllm/issues/48633",
-        "table_indexing",
-        "A push transfer pairs two lists from the front, where one of them is the tail.",
-        "a second engine that addresses blocks by its own table",
-    ),
+    Case("vllm-48633", "https://github.com/vllm-project/vllm/issues/48633", "table_indexing"),
     Case(
         "vllm-42097",
         "https://github.com/vllm-project/vllm/pull/42097",
@@ -140,13 +98,7 @@ CASES = (
         "a second engine, and kernel blocks smaller than logical ones",
     ),
     Case("vllm-37728", "https://github.com/vllm-project/vllm/pull/37728", "table_indexing"),
-    Case(
-        "1cat-vllm-567",
-        "https://github.com/1CatAI/1Cat-vLLM/issues/567",
-        "table_indexing",
-        ("The load path finds the local prefix by walking blocks from column 0, where null columns stop it."),
-        "a replaceable decision: the load takes the local prefix from the scheduler's count",
-    ),
+    Case("1cat-vllm-567", "https://github.com/1CatAI/1Cat-vLLM/issues/567", "table_indexing"),
     Case("vllm-ascend-15674", "https://github.com/vllm-project/vllm-ascend/pull/15674", "table_indexing"),
     Case("vllm-42947", "https://github.com/vllm-project/vllm/pull/42947", "cuda_graph_capture"),
     Case(
@@ -185,16 +137,7 @@ CASES = (
     ),
     Case("vllm-46453", "https://github.com/vllm-project/vllm/issues/46453", "hit_lookup"),
     Case("vllm-43090", "https://github.com/vllm-project/vllm/issues/43090", "hit_lookup"),
-    Case(
-        "vllm-53498",
-        "https://github.com/vllm-project/vllm/issues/53498",
-        "hit_lookup",
-        "Blocks stored on the host never enter the map that lookups read, and many are never stored.",
-        (
-            "a replaceable decision: a stored chunk becomes visible with its last report; `resend_is_hit` "
-            "would be the rule that breaks"
-        ),
-    ),
+    Case("vllm-53498", "https://github.com/vllm-project/vllm/issues/53498", "hit_lookup"),
     Case("vllm-39702", "https://github.com/vllm-project/vllm/issues/39702", "eviction"),
     Case(
         "sglang-27108",
@@ -214,33 +157,15 @@ CASES = (
     Case("lmcache-3130", "https://github.com/LMCache/LMCache/pull/3130", "eviction"),
     Case("lmcache-3884", "https://github.com/LMCache/LMCache/pull/3884", "eviction"),
     Case("vllm-39732", "https://github.com/vllm-project/vllm/issues/39732", "load_failure"),
-    Case(
-        "vllm-50388",
-        "https://github.com/vllm-project/vllm/pull/50388",
-        "load_failure",
-        "Recovery from a failed load takes a request to have one list of blocks.",
-        "recovery of a part: a failed load gives up the whole external hit",
-    ),
+    Case("vllm-50388", "https://github.com/vllm-project/vllm/pull/50388", "load_failure"),
     Case("vllm-52234", "https://github.com/vllm-project/vllm/issues/52234", "load_failure"),
     Case("lmcache-4991", "https://github.com/LMCache/LMCache/issues/4991", "load_failure"),
     Case("vllm-50754", "https://github.com/vllm-project/vllm/pull/50754", "load_failure"),
     Case("vllm-46014", "https://github.com/vllm-project/vllm/issues/46014", "preemption"),
     Case("vllm-52360", "https://github.com/vllm-project/vllm/issues/52360", "preemption"),
-    Case(
-        "vllm-48141",
-        "https://github.com/vllm-project/vllm/pull/48141",
-        "preemption",
-        "A prefill preempted after its last step has nothing left to hand over.",
-        "disaggregated prefill: a finished request's table is handed over, but nobody pulls it",
-    ),
+    Case("vllm-48141", "https://github.com/vllm-project/vllm/pull/48141", "preemption"),
     Case("lmcache-1361", "https://github.com/LMCache/LMCache/pull/1361", "preemption"),
-    Case(
-        "vllm-49118",
-        "https://github.com/vllm-project/vllm/issues/49118",
-        "preemption",
-        "The abort of a request that was never scheduled builds stores without blocks.",
-        "stores at an abort: final stores are made only for requests that finish",
-    ),
+    Case("vllm-49118", "https://github.com/vllm-project/vllm/issues/49118", "preemption"),
     Case(
         "vllm-10583",
         "https://github.com/vllm-project/vllm/issues/10583",
@@ -251,13 +176,7 @@ CASES = (
             "incarnations"
         ),
     ),
-    Case(
-        "kthena-1423",
-        "https://github.com/volcano-sh/kthena/issues/1423",
-        "id_reuse",
-        "A retry uses the id of the failed attempt, by which workers key transfers.",
-        "two attempts at once under one id: every attempt is an incarnation of its own",
-    ),
+    Case("kthena-1423", "https://github.com/volcano-sh/kthena/issues/1423", "id_reuse"),
     Case("tensorrt-llm-17665", "https://github.com/NVIDIA/TensorRT-LLM/issues/17665", "id_reuse"),
     Case("vllm-42655", "https://github.com/vllm-project/vllm/issues/42655", "id_reuse"),
     Case(

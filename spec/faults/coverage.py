@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from spec.arith import coverage
-from spec.config import Group
+from spec.config import Group, Kind
 from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, Fault
+from spec.policy import PolicyError
+from spec.reference import decisions
 
 REPORT = "https://github.com/vllm-project/vllm/issues/56701"
 REPAIR = "https://github.com/vllm-project/vllm/pull/56709"
@@ -26,6 +28,13 @@ def store_without_drop(group: Group, drops: int) -> int:
     return coverage.store_need_blocks_corrected(
         group.window_tokens, group.extra_tokens, group.block_tokens, 0
     )
+
+
+def knows_no_chunks(group: Group, hit: int, local: int, chunk: int) -> int:
+    """A helper that was written before chunked-local attention.  Raises :class:`PolicyError` for it."""
+    if group.kind is Kind.CHUNKED:
+        raise PolicyError(f"load window of group {group.name}: unknown kind {group.kind}")
+    return decisions.lookup_first(group, hit, local, chunk)
 
 
 FAULTS = (
@@ -135,5 +144,22 @@ FAULTS = (
             'name = "x"\n[cache]\nhash_block_tokens = 4\n[speculation]\ndrafts = 4\ndraft_modules = 1\n'
             '[[group]]\nname = "mamba"\nkind = "mamba"\nblock_tokens = 4\n'
         ),
+    ),
+    Fault(
+        "window-of-an-unknown-kind", "coverage", DECISION,
+        "The helper for load windows knows sliding windows, states and full attention; chunked-local "
+        "attention is an assertion.",
+        "total over the kinds of groups", ("https://github.com/vllm-project/vllm/issues/51150",),
+        {"lookup_first": knows_no_chunks}, bites=("chunked-local",), harmless=("window-offload",),
+        why_harmless="no chunked group", cases=("vllm-51150",),
+    ),
+    Fault(
+        "preempted-table-handed-over", "preemption", DECISION,
+        "A request that was preempted in its last step finishes with that step's output and hands its table "
+        "over: nothing of what it computed is in it.",
+        "such a request hands nothing over, or is computed again",
+        ("https://github.com/vllm-project/vllm/pull/48141",),
+        {"hands_over": lambda running: True}, bites=("composed-tight",), harmless=("plain-offload",),
+        why_harmless="a pool for all: nobody is preempted", cases=("vllm-48141",),
     ),
 )  # fmt: skip

@@ -164,4 +164,29 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm-ascend/pull/15674",),
         {"append_column": lambda length: 0}, bites=("plain", "hybrid-pp1"), cases=("vllm-ascend-15674",),
     ),
+    Fault(
+        "runs-ahead-of-post-processing", "pp_delay", DECISION,
+        "A request is in a step again before every stage will have post-processed the one that sampled "
+        "for it.",
+        "one step later (async scheduling with stages)",
+        ("v1/core/sched/async_scheduler.py::AsyncScheduler",),
+        {"runs_ahead": lambda step, sampled_in, stages: step >= sampled_in + stages - 1},
+        bites=("hybrid-pp2-async", "composed-pp4"), harmless=("hybrid-pp2",),
+        why_harmless="sync: nothing runs ahead",
+    ),
+    Fault(
+        "rejected-drafts-counted", "pp_delay", DECISION,
+        "The scheduler's count keeps drafts that verification has rejected.",
+        "taken off when the output is processed (update_from_output)",
+        ("v1/core/sched/scheduler.py::Scheduler.update_from_output",),
+        {"settled_count": lambda computed, rejected: computed}, bites=("composed", "hybrid-pp1"),
+        harmless=("plain",), why_harmless="no drafts",
+    ),
+    Fault(
+        "pinned-table-rewritten", "fence", DECISION,
+        "Table rows are sent from one pinned buffer, which the host rewrites for the next step before the "
+        "copy has read it.",
+        "a fresh staging buffer each iteration", ("https://github.com/NVIDIA/TensorRT-LLM/pull/15546",),
+        {"stages_afresh": lambda: False}, bites=("hybrid-pp2-async",), cases=("tensorrt-llm-15546",),
+    ),
 )  # fmt: skip

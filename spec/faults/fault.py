@@ -8,6 +8,7 @@ from typing import Any
 
 from spec.chains import Chains
 from spec.config import Config
+from spec.faults.tamper import Tamper
 from spec.reference import Decisions, Reference
 from spec.walk import PolicyFactory
 
@@ -49,12 +50,14 @@ class Fault:
     cases: tuple[str, ...] = ()  # public case names
     theorem: str = ""  # for a formula: the theorem whose witness refutes it
     formula: str = ""  # part of the name under which that theorem lists the formula
+    tamper: Tamper | None = None  # an edit of answers or programs, where no decision expresses the fault
     refused: str = ""  # for a configuration: TOML text that must be refused
 
     @property
     def policy(self) -> PolicyFactory:
         """The reference policy with the fault in it."""
-        return deciding(replace(Decisions(), **{**self.base, **self.change}))
+        policy = deciding(replace(Decisions(), **{**self.base, **self.change}))
+        return self.tamper(policy) if self.tamper else policy
 
     @property
     def repaired(self) -> PolicyFactory:

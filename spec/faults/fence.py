@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from spec.faults.fault import DECISION, LIVENESS, Fault
+from spec.ops import UserId
+from spec.reference.plan import Chunk
 
 SEED = "https://github.com/1CatAI/1Cat-vLLM/pull/249"
 META = ".../offloading/scheduler.py::build_connector_meta"
+
+
+def halves(chunks: tuple[Chunk, ...]) -> tuple[tuple[Chunk, ...], ...]:
+    """A load in two transfers, as two connectors would split it."""
+    middle = (len(chunks) + 1) // 2
+    return tuple(part for part in (chunks[:middle], chunks[middle:]) if part)
+
+
+def newest_of_that_name(uid: UserId, live: tuple[UserId, ...]) -> UserId:
+    """Whoever has the client's name now."""
+    return max((one for one in live if one[0] == uid[0]), default=uid)
+
 
 FAULTS = (
     Fault(
@@ -112,5 +126,38 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/pull/50754", "https://github.com/LMCache/LMCache/pull/4826"),
         {"job_done": lambda waiting: False, "failure_waits": lambda waiting: True}, bites=("plain-offload",),
         cases=("vllm-50754", "lmcache-4826", "vllm-46283"),
+    ),
+    Fault(
+        "oldest-store-flushed-only", "fence", DECISION,
+        "Of several stores that fence a reused block only the oldest is flushed.",
+        "every one (_block_id_to_pending_jobs)", (META,),
+        {"flushed_jobs": lambda jobs: jobs[:1]}, bites=("state-fences",), harmless=("plain",),
+        why_harmless="nothing is stored",
+    ),
+    Fault(
+        "faster-of-two-loads", "fence", DECISION,
+        "A request that two transfers load goes on when the faster one has landed; the slower one still "
+        "writes, also when the request is gone.",
+        "one load a request, or wait for all that were started",
+        ("https://github.com/vllm-project/vllm/issues/53049",),
+        {"joins_loads": lambda left: False}, base={"load_parts": halves, "readmit_waits": lambda jobs: False},
+        design="v2 async, two connectors", bites=("network-loads",), cases=("vllm-53049",),
+    ),
+    Fault(
+        "load-overtakes-a-step", "fence", DECISION,
+        "A load does not wait for the steps enqueued before it, one of which still uses the block that was "
+        "handed out again.",
+        "wait_stream(main) at submission (gpu_worker.py)", ("v1/kv_offload/cpu/gpu_worker.py",),
+        {"load_waits_for_main": lambda: False}, bites=("plain-offload",), harmless=("plain",),
+        why_harmless="nothing is loaded",
+    ),
+    Fault(
+        "report-by-client-name", "id_reuse", DECISION,
+        "Transfers are kept under the client's name: a late report of an earlier attempt is taken for the "
+        "load of the one that has the name now.",
+        "an id an attempt", ("https://github.com/volcano-sh/kthena/issues/1423",),
+        {"reported_life": newest_of_that_name},
+        base={"joins_loads": lambda left: False, "readmit_waits": lambda jobs: False},
+        bites=("plain-offload",), cases=("kthena-1423",),
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from statistics import median
 
 from spec import config as configs
@@ -20,7 +21,7 @@ from spec.config import Config
 from spec.events import Event
 from spec.faults.fault import Fault
 from spec.reduce import reduce, replay
-from spec.walk import Adversary, PolicyFactory, draw_options, walk_once
+from spec.walk import Adversary, PolicyFactory, draw_options, generated, walk_once
 from spec.world import Breach, World
 
 TRACES = Path(__file__).parent / "traces"
@@ -71,34 +72,20 @@ def find(config: Config, policy: PolicyFactory, *, runs: int, choices: int, seed
     return None
 
 
+class FoundOne(Exception):
+    """A run that broke a consequence was generated."""
+
+
 def find_by_hypothesis(
     config: Config, policy: PolicyFactory, *, examples: int, choices: int, seed: int
 ) -> str:
     """Let Hypothesis generate the adversary's draws (its generation only: the reducer shrinks)."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import seed as seeded
-    from hypothesis import strategies as st
-
     began = time.perf_counter()
     tried = [0]
 
-    class FoundOne(Exception):
-        pass
-
-    @seeded(seed)
-    @settings(
-        max_examples=examples,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(st.randoms(use_true_random=False))
-    def generate(random: object) -> None:
+    def one(random: Random) -> None:
         tried[0] += 1
-        options = draw_options(config, random)  # type: ignore[arg-type]
-        adversary = Adversary(config, random, options)  # type: ignore[arg-type]
+        adversary = Adversary(config, random, draw_options(config, random))
         world = World(config, policy)
         for _ in range(2 * choices):
             choice = adversary.draw(world)
@@ -110,7 +97,7 @@ def find_by_hypothesis(
             raise FoundOne
 
     try:
-        generate()
+        generated(one, examples=examples, seed=seed)
     except FoundOne:
         return f"found in example {tried[0]}, {time.perf_counter() - began:.1f} s"
     return f"not found in {tried[0]} examples"

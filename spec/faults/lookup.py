@@ -39,4 +39,13 @@ FAULTS = (
          mirror: mirror},
         bites=("composed-tight",), cases=("lmcache-1361",),
     ),
+    Fault(
+        "hit-aligned-to-attention-only", "hit_lookup", DECISION,
+        "Hits are aligned to the first group's unit instead of to all groups': a state is asked for where "
+        "none can be.",
+        "the least common multiple of the groups' blocks or chunks",
+        ("v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator",),
+        {"hit_unit": lambda units: units[0]}, bites=("composed",), harmless=("hybrid-even",),
+        why_harmless="all groups have one block size",
+    ),
 )  # fmt: skip

@@ -28,4 +28,33 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/issues/39702",),
         {"touches_hit_first": lambda: False}, bites=("own-hit",), cases=("vllm-39702",),
     ),
+    Fault(
+        "key-survives-reuse", "eviction", DECISION,
+        "A cached block is handed out anew and keeps its key: hits go on finding it.",
+        "evicted first (_maybe_evict_cached_block)",
+        ("v1/core/block_pool.py::BlockPool._maybe_evict_cached_block",),
+        {"forgets_key": lambda block: False}, bites=("plain", "hybrid-pp1"),
+    ),
+    Fault(
+        "prefix-published-ahead", "ownership", DECISION,
+        "All known blocks of a prompt go under their keys with its first chunk, computed or not.",
+        "what the step computes, and verified (allocate_slots caps the extent)",
+        ("v1/core/kv_cache_manager.py::KVCacheManager.allocate_slots",),
+        {"publish_limit": lambda config, computed, scheduled, known: known}, bites=("hybrid-pp1", "plain"),
+    ),
+    Fault(
+        "unregistered-blocks-kept", "ownership", DECISION,
+        "A request that goes away before a step has computed anything for it leaves its blocks with nobody.",
+        "given back whatever it had reached", ("https://github.com/NVIDIA/TensorRT-LLM/pull/15018",),
+        {"gives_back": lambda ran: ran}, bites=("plain-offload",), harmless=("plain",),
+        why_harmless="nothing is held before the first step without loads", cases=("tensorrt-llm-15018",),
+    ),
+    Fault(
+        "whole-path-released", "ownership", DECISION,
+        "When a copy-on-write is done, more goes back than its lock had taken: the whole path of the prefix.",
+        "a release undoes the increments of its own lock",
+        ("https://github.com/sgl-project/sglang/pull/27038",),
+        {"released_with_copy": lambda columns: columns}, bites=("partial-tails", "hybrid-pp1"),
+        harmless=("hybrid-even",), why_harmless="no hit ends inside a block", cases=("sglang-27038",),
+    ),
 )  # fmt: skip

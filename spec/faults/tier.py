@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from spec.faults.fault import DECISION, LIVENESS, Fault
+from spec.policy import PolicyError
+
+
+def leading_blocks(columns: tuple[int, ...], counted: int) -> int:
+    """Columns before the first null one."""
+    return next((col for col, block in enumerate(columns) if not block), len(columns))
+
+
+def the_only_group(groups: int) -> int:
+    """Unpacks one list of blocks.  Raises :class:`PolicyError` if there are more."""
+    if groups != 1:
+        raise PolicyError(f"expected one list of blocks, got {groups}")
+    return groups
+
 
 FAULTS = (
     Fault(
@@ -53,5 +67,41 @@ FAULTS = (
         "ids below a threshold are counted down in a reset fence",
         (".../offloading/scheduler.py::reset_cache",),
         {"reset_keeps_places": lambda: False}, bites=("plain-offload",),
+    ),
+    Fault(
+        "stored-chunk-never-listed", "hit_lookup", DECISION,
+        "A chunk that every rank has stored does not enter the map that lookups read.",
+        "listed with the last report (complete_store)",
+        ("https://github.com/vllm-project/vllm/issues/53498",),
+        {"lists_stored": lambda: False}, bites=("plain-offload",), cases=("vllm-53498",),
+    ),
+    Fault(
+        "abort-stores-without-blocks", "preemption", DECISION,
+        "An abort builds final stores from the prompt's hashes, also for chunks that have no blocks yet.",
+        "keys are limited to chunks with known blocks",
+        ("https://github.com/vllm-project/vllm/issues/49118",),
+        {"final_stores": lambda why, running: True, "storable_chunks": lambda full, held: full},
+        bites=("plain-offload",), cases=("vllm-49118",),
+    ),
+    Fault(
+        "sources-from-the-front", "table_indexing", DECISION,
+        "The targets are the tail of a request's blocks; the sources are paired with them from the front.",
+        "paired by position", ("https://github.com/vllm-project/vllm/issues/48633",),
+        {"load_shift": lambda first: first}, bites=("plain-offload",), cases=("vllm-48633",),
+    ),
+    Fault(
+        "local-prefix-by-walk", "table_indexing", DECISION,
+        "The load walks the row from column 0 to find the local prefix, is stopped by a null column, and "
+        "asserts that the scheduler counted the same.",
+        "the scan starts at the scheduler's count", ("https://github.com/1CatAI/1Cat-vLLM/issues/567",),
+        {"local_columns": leading_blocks}, bites=("preempting", "mamba-offload"), harmless=("plain-offload",),
+        why_harmless="full attention has no null columns", cases=("1cat-vllm-567",),
+    ),
+    Fault(
+        "failed-load-of-one-list", "load_failure", DECISION,
+        "Recovery from a failed load takes a request to have one list of blocks.",
+        "every group's", ("https://github.com/vllm-project/vllm/pull/50388",),
+        {"recovered_groups": the_only_group}, bites=("preempting", "mamba-offload"),
+        harmless=("plain-offload",), why_harmless="one group", cases=("vllm-50388",),
     ),
 )  # fmt: skip

@@ -116,8 +116,8 @@ def handed_table_serves(world: World, event: Event) -> None:
 RULES = (
     Rule(
         "handed_table_serves", "consequence", "coverage",
-        "A table handed to a connector holds what the next token reads: attention up to the computed frontier "
-        "and not past it, and the column of the final state.",
+        "A table handed to a connector holds what the next token reads: attention up to the computed "
+        "frontier and not past it, and the column of the final state.",
         "a request finishes with no step in flight",
         "v1/core/kv_cache_manager.py::KVCacheManager.get_block_ids_for_computed_tokens",
         on=("handoff",), judges=handed_table_serves,

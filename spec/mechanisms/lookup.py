@@ -63,11 +63,11 @@ def left_in_place(config: Config, served: Served, *, host: bool) -> int:
 
 
 def keys_reach(config: Config, group: Group, served: Served, hit: int, *, host: bool) -> bool:
-    """Whether the publish limit covers all that the group is asked for: the hit, and one unit more if its tail
-    is dropped.
+    """Whether the publish limit covers all that the group is asked for: the hit, and one unit more if its
+    tail is dropped.
 
-    On the device keys may lag behind the computed tokens by those whose draft-layer cache is rewritten after a
-    rejection (``KVCacheCoordinator.get_num_cacheable_tokens``); host chunks are stored by computed tokens
+    On the device keys may lag behind the computed tokens by those whose draft-layer cache is rewritten after
+    a rejection (``KVCacheCoordinator.get_num_cacheable_tokens``); host chunks are stored by computed tokens
     (``_calc_num_offloadable_tokens``)."""
     dropped = group in config.dropping_groups() and group.kind is not Kind.MAMBA
     unit = group.block_tokens * (config.blocks_per_chunk if host else 1)
@@ -75,14 +75,14 @@ def keys_reach(config: Config, group: Group, served: Served, hit: int, *, host: 
 
 
 def state_left(config: Config, group: Group, served: Served, hit: int, *, host: bool) -> bool:
-    """Whether the split is certain to end a chunk at the hit, and the state's column is held until its key may
-    be published.
+    """Whether the split is certain to end a chunk at the hit, and the state's column is held until its key
+    may be published.
 
     A chunk always ends at the prompt's checkpoint; at every boundary only if no step holds two blocks.  The
-    drafter's reserve moves the end of a chunk that leaves less than it reads ahead.  Where keys lag, the key of
-    a state comes with the next chunk, before the column is freed, if that chunk is as long as the lag: in steps
-    that the request has for itself, it is, unless it stops for a tail inside a block.  A request stores only
-    the states that it has left itself: the one that it began from came from elsewhere."""
+    drafter's reserve moves the end of a chunk that leaves less than it reads ahead.  Where keys lag, the key
+    of a state comes with the next chunk, before the column is freed, if that chunk is as long as the lag: in
+    steps that the request has for itself, it is, unless it stops for a tail inside a block.  A request stores
+    only the states that it has left itself: the one that it began from came from elsewhere."""
     block, drops = group.block_tokens, bool(config.dropping_groups())
     checkpoint = align.checkpoint_position(served.prompt, block, drops, config.hash_lookahead_tokens)
     tail = align.checkpoint_position(
@@ -121,8 +121,8 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
 
 
 def first_held(group: Group, tokens: int, extra: int) -> int:
-    """The first column that a request at ``tokens`` tokens holds of an attention group; ``extra``: tokens that
-    a window retains beyond itself."""
+    """The first column that a request at ``tokens`` tokens holds of an attention group; ``extra``: tokens
+    that a window retains beyond itself."""
     if group.kind is Kind.WINDOW:
         return coverage.first_retained_column(tokens, group.window_tokens, extra, group.block_tokens)
     if group.kind is Kind.CHUNKED:

@@ -25,6 +25,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from spec.core import NULL
+from spec.events import Event
 from spec.rule import Rule
 
 if TYPE_CHECKING:
@@ -70,13 +71,21 @@ def free_queue_wrong(world: World) -> str | None:
     return None
 
 
-def key_map_wrong(world: World) -> str | None:
-    """A key leads to a block that does not carry it."""
-    for key, blocks in world.book.by_key.items():
-        for block in blocks:
-            if world.book.core.key.get(block) != key:
-                return f"key {key} leads to block {block}, which carries {world.book.core.key.get(block)}"
-    return None
+def key_names_column(world: World, event: Event) -> None:
+    """Judged when a holder's column goes under a key."""
+    _, uid, g, block, n, prefix = event
+    request = world.book.requests[uid]
+    size, covered = world.config.groups[g].block_tokens, n + world.config.hash_lookahead_tokens
+    cols = [col for col, held in enumerate(request.cols[g]) if held == block and block != NULL]
+    named = covered < len(request.line) and request.line[covered] == prefix
+    ends = any(col * size < n <= (col + 1) * size for col in cols)
+    world.judge(
+        "key_names_its_column", bool(cols), named and ends,
+        lambda: (
+            f"{uid}, group {world.config.groups[g].name}: block {block} stands in columns {cols}; "
+            f"its key says {n} tokens, prefix {world.chains.name(prefix)}"
+        ),
+    )  # fmt: skip
 
 
 RULES = (
@@ -133,10 +142,10 @@ RULES = (
         parts=("blocks",), applies=lambda world: bool(world.book.core.holders), holds=free_queue_wrong,
     ),
     Rule(
-        "keys_lead_to_carriers", "discipline", "ownership",
-        "Every key leads to blocks that carry it.",
-        "some block is under a key", "v1/core/block_pool.py::BlockHashToBlockMap",
-        parts=("keys",), applies=lambda world: bool(world.book.by_key), holds=key_map_wrong,
+        "key_names_its_column", "discipline", "ownership",
+        "A column goes under the key of exactly the tokens that end in it, of its group and its request.",
+        "a column is published", "v1/core/block_pool.py::BlockPool.cache_full_blocks",
+        on=("publish",), judges=key_names_column,
     ),
     Rule(
         "attention_reads_exact", "consequence", "ownership",

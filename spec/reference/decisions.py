@@ -113,7 +113,8 @@ def touches_hit_first() -> bool:
 
 
 def longest_hit(known: int) -> int:
-    """Tokens that a hit may cover: one is left to compute (https://github.com/vllm-project/vllm/pull/44599)."""
+    """Tokens that a hit may cover: one is left to compute
+    (https://github.com/vllm-project/vllm/pull/44599)."""
     return known - 1
 
 
@@ -166,8 +167,8 @@ def hit_unit(units: tuple[int, ...]) -> int:
 
 
 def gives_back(ran: bool) -> bool:
-    """Whether a request that is over gives its blocks back; ``ran``: a step has grown its row.  Whatever it had
-    reached (https://github.com/NVIDIA/TensorRT-LLM/pull/15018)."""
+    """Whether a request that is over gives its blocks back; ``ran``: a step has grown its row.  Whatever it
+    had reached (https://github.com/NVIDIA/TensorRT-LLM/pull/15018)."""
     return True
 
 
@@ -178,8 +179,8 @@ def released_with_copy(columns: int) -> int:
 
 
 def hands_over(running: bool) -> bool:
-    """Whether a request that has all its tokens hands its table to the connector: one that was preempted in its
-    last step has none any more (https://github.com/vllm-project/vllm/pull/48141)."""
+    """Whether a request that has all its tokens hands its table to the connector: one that was preempted in
+    its last step has none any more (https://github.com/vllm-project/vllm/pull/48141)."""
     return running
 
 
@@ -239,8 +240,8 @@ def positional_group(group: Group) -> bool:
 
 
 def relocates(allocated: bool) -> bool:
-    """Whether the last K columns of a row are scratch, which a step may relocate: if a step has grown the row;
-    after a hit its last column is somebody's state (``MambaManager.allocate_new_blocks``)."""
+    """Whether the last K columns of a row are scratch, which a step may relocate: if a step has grown the
+    row; after a hit its last column is somebody's state (``MambaManager.allocate_new_blocks``)."""
     return allocated
 
 
@@ -287,7 +288,8 @@ def settles_computed(late: bool) -> bool:
 
 
 def accepted_floor() -> int:
-    """The least accepted count: a row that sampled nothing counts one (https://github.com/vllm-project/vllm/pull/50021)."""
+    """The least accepted count: a row that sampled nothing counts one
+    (https://github.com/vllm-project/vllm/pull/50021)."""
     return 1
 
 
@@ -297,8 +299,9 @@ def masks_late_row(then: int, now: int) -> bool:
 
 
 def stages_afresh() -> bool:
-    """Whether each step's table writes leave the host in memory of their own: a pinned buffer that is rewritten
-    before the copy has read it sends the next step's (https://github.com/NVIDIA/TensorRT-LLM/pull/15546)."""
+    """Whether each step's table writes leave the host in memory of their own: a pinned buffer that is
+    rewritten before the copy has read it sends the next step's
+    (https://github.com/NVIDIA/TensorRT-LLM/pull/15546)."""
     return True
 
 
@@ -375,8 +378,8 @@ def lists_stored() -> bool:
 
 
 def reported_life(uid: UserId, live: tuple[UserId, ...]) -> UserId:
-    """Which request a report is about: the incarnation that started the transfer, not whoever has its name now
-    (https://github.com/volcano-sh/kthena/issues/1423)."""
+    """Which request a report is about: the incarnation that started the transfer, not whoever has its name
+    now (https://github.com/volcano-sh/kthena/issues/1423)."""
     return uid
 
 
@@ -397,8 +400,8 @@ def joins_loads(left: int) -> bool:
 
 
 def load_shift(first: int) -> int:
-    """Chunks by which sources lie before their targets, whose list starts at chunk ``first``: the same position
-    on both sides (https://github.com/vllm-project/vllm/issues/48633)."""
+    """Chunks by which sources lie before their targets, whose list starts at chunk ``first``: the same
+    position on both sides (https://github.com/vllm-project/vllm/issues/48633)."""
     return 0
 
 
@@ -456,7 +459,8 @@ def uses_failed_load() -> bool:
 
 
 def keeps_failed_store() -> bool:
-    """Whether a store that failed on some rank leaves its key (https://github.com/LMCache/LMCache/issues/4991)."""
+    """Whether a store that failed on some rank leaves its key
+    (https://github.com/LMCache/LMCache/issues/4991)."""
     return False
 
 
@@ -466,7 +470,8 @@ def raises_on_failure() -> bool:
 
 
 def counts_report(rank: int, ranks: int) -> bool:
-    """Whether a rank's report is counted: every rank's is (https://github.com/vllm-project/vllm/pull/28768)."""
+    """Whether a rank's report is counted: every rank's is
+    (https://github.com/vllm-project/vllm/pull/28768)."""
     return True
 
 

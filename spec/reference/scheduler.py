@@ -263,7 +263,7 @@ class Reference:
             plan = self.plans[request.uid]
             if idle and not plan.ready and not request.flying and request.holds():
                 over = request.status is Status.DONE
-                if over and any(self.jobs[j].way == "load" for j in plan.jobs):
+                if over and any(self.jobs[j].way == "load" for j in plan.jobs if j in self.jobs):
                     continue
                 if not over or self.decide.gives_back(plan.allocated):
                     self.drop_all(request)

@@ -11,33 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from spec import ops
 from spec.arith import align
 from spec.config import Config, Kind
-from spec.ops import (
-    BatchRow,
-    Begin,
-    CopyCounts,
-    CopyPage,
-    Draft,
-    End,
-    Forward,
-    Gather,
-    HostCounts,
-    HostRows,
-    Leave,
-    Op,
-    Permute,
-    PostProcess,
-    PreProcess,
-    Sample,
-    SetRow,
-    SetSlot,
-    TableRow,
-    Take,
-    UserId,
-    Wait,
-    Zero,
-)
+from spec.ops import BatchRow, Op, TableRow, UserId
 from spec.policy import Program
 from spec.reference.decisions import Decisions
 from spec.reference.plan import Message, RowMessage
@@ -85,9 +62,9 @@ class Worker:
             self.v2_rows(message, stages)
         self.transfers(message, stages)
         if message.zero:
-            stages["zero"].append(("main", Zero(tuple(message.zero))))
+            stages["zero"].append(("main", ops.Zero(tuple(message.zero))))
         if message.copies:
-            stages["copy"].append(("main", CopyPage(tuple(message.copies))))
+            stages["copy"].append(("main", ops.CopyPage(tuple(message.copies))))
         rows = sorted(message.rows, key=lambda row: (row.tokens, self.slot[row.uid]))
         if v1:
             rows = sorted(message.rows, key=lambda row: self.slot[row.uid])
@@ -105,13 +82,13 @@ class Worker:
                 masked = decide.masks_late_row(generation, self.generation[slot])
                 rows.append((index, -1 if masked else slot, decide.post_row(index, slot)))
             floor, settles = decide.accepted_floor(), decide.settles_computed(True)
-            stages["post"].append(("main", PostProcess(step, tuple(rows), floor, settles)))
+            stages["post"].append(("main", ops.PostProcess(step, tuple(rows), floor, settles)))
         for uid in message.left:
             left = self.slot.pop(uid, None)
             if left is not None:
                 self.free_slots.append(left)
                 self.generation[left] += 1
-                stages["leave"].append(("main", Leave(left)))
+                stages["leave"].append(("main", ops.Leave(left)))
         for uid, computed, table in message.fresh:
             slot = self.free_slots.pop()
             self.slot[uid] = slot
@@ -122,15 +99,15 @@ class Worker:
         self, uid: UserId, slot: int, computed: int, table: tuple[tuple[int, ...], ...], stages: Stages
     ) -> None:
         """A request takes a slot: its rows are overwritten from column 0, its state seeded."""
-        stages["take"].append(("main", Take(slot, uid)))
+        stages["take"].append(("main", ops.Take(slot, uid)))
         for group, blocks in enumerate(table):
-            stages["take"].append(("main", SetRow(group, slot, 0, blocks)))
+            stages["take"].append(("main", ops.SetRow(group, slot, 0, blocks)))
         self.length[uid] = [len(blocks) for blocks in table]
         seed = -1
         if self.mamba_block:
             divisor = self.decide.seed_divisor(self.config, self.mamba_block)
             seed = align.seed_column(computed, divisor)
-        stages["take"].append(("main", SetSlot(slot, 1, seed, computed)))
+        stages["take"].append(("main", ops.SetSlot(slot, 1, seed, computed)))
 
     def append(self, message: Message, stages: Stages) -> None:
         """New columns of running requests."""
@@ -141,7 +118,7 @@ class Worker:
                     at = self.decide.append_column(self.length[uid][group])
                     ids = blocks if self.decide.stages_afresh() else self.pinned(staged, blocks)
                     staged += 1
-                    stages["update"].append(("main", SetRow(group, self.slot[uid], at, ids)))
+                    stages["update"].append(("main", ops.SetRow(group, self.slot[uid], at, ids)))
                     self.length[uid][group] += len(blocks)
 
     def pinned(self, at: int, blocks: Sequence[int]) -> Sequence[int]:
@@ -163,14 +140,14 @@ class Worker:
             if uid not in self.slot:
                 continue
             row = self.slot.pop(uid)
-            stages["leave"].append(("main", Leave(row)))
+            stages["leave"].append(("main", ops.Leave(row)))
             last = len(self.batch) - 1
             if row != last:
                 moved = self.batch[last]
                 self.batch[row] = moved
                 self.slot[moved] = row
                 moves.append((last, row))
-                stages["leave"].append(("main", Permute(((last, row),), ())))
+                stages["leave"].append(("main", ops.Permute(((last, row),), ())))
             self.batch.pop()
         fresh = []
         for uid, computed, table in message.fresh:
@@ -188,18 +165,18 @@ class Worker:
                     self.batch[one], self.batch[two] = second, first
                     self.slot[first], self.slot[second] = two, one
                     swaps.append((one, two))
-                    stages["take"].append(("main", Permute((), ((one, two),))))
+                    stages["take"].append(("main", ops.Permute((), ((one, two),))))
                     break
         self.append(message, stages)
         if config.drafts and config.async_scheduling:
             buffer = decide.counts_buffer()
-            stages["rows"].append(("main", HostRows("rows", tuple(moves), tuple(swaps), tuple(fresh))))
+            stages["rows"].append(("main", ops.HostRows("rows", tuple(moves), tuple(swaps), tuple(fresh))))
             known = [(row, decide.previous_row(then.get(uid), uid in then)) for uid, row in self.slot.items()]
             if (
                 not self.last_step
             ):  # the last step computed nothing: counts stand as they are, new rows start from 1
                 known = [(row, before) for row, before in known if row in fresh]
-            stages["update"].append(("main", HostCounts(self.last_step, buffer, tuple(known))))
+            stages["update"].append(("main", ops.HostCounts(self.last_step, buffer, tuple(known))))
             self.last_step = 0
             self.last_rows = {}
 
@@ -211,7 +188,7 @@ class Worker:
             if late and uid in self.slot:
                 slot = self.slot[uid]
                 stages["flush"].append(
-                    ("main", PostProcess(late[0], ((late[1], slot, decide.post_row(late[1], slot)),)))
+                    ("main", ops.PostProcess(late[0], ((late[1], slot, decide.post_row(late[1], slot)),)))
                 )
 
     # -- transfers -----------------------------------------------------------------------------------------
@@ -222,14 +199,14 @@ class Worker:
         store_after = -1 if self.decide.store_waits_for_main() else 0
         load_after = -1 if self.decide.load_waits_for_main() else 0
         for job in self.queued + now:
-            stages["flush"].append(("store", Begin(job, store_after)))
-            stages["flush"].append(("store", End(job)))
+            stages["flush"].append(("store", ops.Begin(job, store_after)))
+            stages["flush"].append(("store", ops.End(job)))
         for job in flush:
-            stages["flush"].append(("main", Wait(job)))
+            stages["flush"].append(("main", ops.Wait(job)))
         self.queued = [job for job in message.stores if job not in flush]
         for job in message.loads:
-            stages["load"].append(("load", Begin(job, load_after, tuple(flush))))
-            stages["load"].append(("load", End(job)))
+            stages["load"].append(("load", ops.Begin(job, load_after, tuple(flush))))
+            stages["load"].append(("load", ops.End(job)))
 
     # -- the model -----------------------------------------------------------------------------------------
     def compute(self, message: Message, rows: list[RowMessage], stages: Stages) -> None:
@@ -248,24 +225,24 @@ class Worker:
         slots = tuple(self.slot[row.uid] for row in rows)
         reach = tuple(self.unreachable(row) for row in rows)
         gathered = decide.gathers_padding(len(rows), padded)
-        stages["gather"].append(("main", Gather(slots, reach, gathered, buffer)))
+        stages["gather"].append(("main", ops.Gather(slots, reach, gathered, buffer)))
         if self.mamba_block:
             pre = tuple((decide.precopy_row(i, slot), slot, rows[i].tokens) for i, _, slot, _ in entries)
-            stages["pre"].append(("main", PreProcess(pre)))
+            stages["pre"].append(("main", ops.PreProcess(pre)))
         batch = tuple(BatchRow(row.uid, self.slot[row.uid], row.tokens, row.decode) for row in rows)
         index: list[TableRow] = [decide.index_row(i, slot) for i, _, slot, _ in entries]
         index += [decide.padded_row(i) for i in range(len(rows), padded)]
-        stages["forward"].append(("main", Forward(message.step, batch, tuple(index))))
+        stages["forward"].append(("main", ops.Forward(message.step, batch, tuple(index))))
         after = stages["after"]
         if self.last_stage:
-            after.append(("main", Sample(message.step)))
+            after.append(("main", ops.Sample(message.step)))
             post = tuple((i, slot, decide.post_row(i, slot)) for i, _, slot, _ in entries)
             floor, settles = decide.accepted_floor(), decide.settles_computed(False)
-            after.append(("main", PostProcess(message.step, post, floor, settles)))
+            after.append(("main", ops.PostProcess(message.step, post, floor, settles)))
             if config.draft_modules > 1:
-                after.append(("main", Draft(message.step, batch)))
+                after.append(("main", ops.Draft(message.step, batch)))
             if config.runner == "v1" and config.drafts and config.async_scheduling:
-                after.append(("counts", CopyCounts(message.step, decide.counts_buffer(), -1)))
+                after.append(("counts", ops.CopyCounts(message.step, decide.counts_buffer(), -1)))
                 self.last_step = message.step
                 self.last_rows = dict(self.slot)
         elif config.runner == "v1":
