@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from spec import config, core, ops, scenario, script
+from spec import config, core, forward, ops, scenario, script, transfers
 from spec.candidates import CANDIDATES, Candidate
 from spec.config import Config
 from spec.events import CHOICE, SCHEMA, Event
@@ -43,7 +43,6 @@ from spec.rule import Rule
 from spec.rules import BY_NAME, RULES
 from spec.trace import commit
 from spec.walk import COMPOSED, WITNESSES, Report
-from spec.world import World
 
 ROOT = Path(__file__).parents[1]
 PART = re.compile(r"(<!-- part: ([a-z-]+) -->\n)(.*?)(<!-- end part -->)", re.DOTALL)
@@ -220,10 +219,10 @@ STATIONS: dict[str, tuple[object, object]] = {
     "job": (offload.store_positional, core.Core.create),
     "flush": (Reference.finish_message, core.Core.flush),
     "unfence": (offload.reported, core.Core.report),
-    "cells": (Worker.compute, World.put_cells),
-    "state": (Worker.compute, World.recur),
-    "begin": (Worker.transfers, World.begin_transfer),
-    "end": (Worker.transfers, World.end_transfer),
+    "cells": (Worker.compute, forward.put_cells),
+    "state": (Worker.compute, forward.recur),
+    "begin": (Worker.transfers, transfers.begin),
+    "end": (Worker.transfers, transfers.end),
     "ready": (offload.settle, fence.ready_exact),
 }
 

@@ -18,45 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spec import forward, transfers
 from spec.arith import align
 from spec.chains import ZERO
+from spec.operands import Deref, Imm, TableRow, UserId, column, table_row
 
 if TYPE_CHECKING:
     from spec.world import Rank, World
 
-#: a request incarnation: the client's name for it, and which use of that name it is, counted from 1
-UserId = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Deref:
-    """A table row that is read when the operation executes: row ``row`` of the tables named ``buffer``."""
-
-    buffer: str
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Imm:
-    """A table row fixed when the operation was enqueued: one tuple of block ids a group."""
-
-    rows: tuple[tuple[int, ...], ...]
-
-
-TableRow = Deref | Imm
-
-
-def table_row(rank: Rank, operand: TableRow, group: int) -> list[int] | tuple[int, ...]:
-    """The block ids that the operand stands for now."""
-    if isinstance(operand, Imm):
-        return operand.rows[group]
-    return rank.memory.tables[operand.buffer][group][operand.row]
-
-
-def column(row: list[int] | tuple[int, ...], col: int) -> int:
-    """A block id by column; a kernel that leaves its row reads somebody else's memory, here the null
-    block."""
-    return row[col] if 0 <= col < len(row) else 0
+# Operands belong to this vocabulary.
+__all__ = ["Deref", "Imm", "TableRow", "UserId", "column", "table_row"]
 
 
 class Op:
@@ -320,10 +291,10 @@ class Forward(Op):
     tables: str = "gathered"
 
     def blocked(self, world: World, rank: Rank) -> str | None:
-        return world.forward_blocked(self, rank)
+        return forward.blocked(world, self, rank)
 
     def run(self, world: World, rank: Rank) -> None:
-        world.forward(self, rank)
+        forward.compute(world, self, rank)
 
 
 @dataclass(slots=True)
@@ -337,7 +308,7 @@ class Sample(Op):
         return None if rank.index in world.steps[self.step].forwards else f"forward of step {self.step}"
 
     def run(self, world: World, rank: Rank) -> None:
-        world.sample(self.step)
+        forward.sample(world, self.step)
 
 
 @dataclass(slots=True)
@@ -353,7 +324,7 @@ class Draft(Op):
         return None if world.steps[self.step].sampled else f"tokens of step {self.step}"
 
     def run(self, world: World, rank: Rank) -> None:
-        world.draft(self, rank)
+        forward.draft(world, self, rank)
 
 
 # -- transfers ---------------------------------------------------------------------------------------------
@@ -388,7 +359,7 @@ class Begin(Op):
         return None if rank.executed >= self.after_main else f"main stream to {self.after_main}"
 
     def run(self, world: World, rank: Rank) -> None:
-        world.begin_transfer(self.job, rank)
+        transfers.begin(world, self.job, rank)
 
 
 @dataclass(slots=True)
@@ -398,7 +369,7 @@ class End(Op):
     job: int
 
     def run(self, world: World, rank: Rank) -> None:
-        world.end_transfer(self.job, rank)
+        transfers.end(world, self.job, rank)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ steps are in flight (sync: ``pp``; async: ``pp + 1``); the oldest output is proc
 full, or when no request is left.  So with sync scheduling the output of step T is processed after
 ``schedule(T + pp - 1)`` and before ``schedule(T + pp)``; with async one step later.
 
+What the forward reads and writes is in :mod:`spec.forward`, what a copy does in :mod:`spec.transfers`.
+
 **What a reader should see** comes from the clients alone: verified tokens and the step's own drafts.
 Tables, counts and the policy have no part in it.
 """
@@ -24,25 +26,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from spec.arith import align
+from spec import forward, transfers
 from spec.book import Book, Key, Status
-from spec.chains import EMPTY, GARBAGE, TORN, Chains
+from spec.chains import EMPTY, Chains
 from spec.config import Config, Kind
 from spec.events import Event
-from spec.memory import CONV, TEMPORAL, Memory, Page, torn
+from spec.memory import Memory, Page
 from spec.ops import (
     BatchRow,
     Begin,
     Collect,
     CopyCounts,
     Deref,
-    Draft,
     Forward,
     Op,
     TableRow,
     UserId,
-    column,
-    table_row,
 )
 from spec.policy import Answer, Arrival, Output, Policy, PolicyError
 from spec.rules import BY_DECISION, BY_NAME, CORE_RULES, STATE_RULES
@@ -431,7 +430,7 @@ class World:
     def report(self, transfer: Transfer, rank: int, *, ok: bool) -> None:
         """One rank is done with a transfer."""
         transfer.reported.add(rank)
-        self.witness("reports_of_two_ranks_cross", self.crosses(transfer, rank))
+        self.witness("reports_of_two_ranks_cross", transfers.crosses(self, transfer, rank))
         self.witness("transfer_failed", not ok)
         self.lost_host |= not ok
         if not ok:
@@ -440,24 +439,13 @@ class World:
             del self.transfers[transfer.job]
         self.ask(lambda: self.policy.on_report(transfer.job, rank, ok))
 
-    def spoil(self, transfer: Transfer, rank: Rank) -> None:
-        """What a failed transfer was to bring is not there: its targets hold torn bytes."""
-        memory = rank.memory
-        for key, place, subs in transfer.chunks:
-            page = torn(memory.width[key[0]], key[0])
-            for sub, block in enumerate(subs):
-                if block and transfer.way == "load":
-                    memory.put_page(block, page)
-                elif block and self.stored.get(place, (None,))[0] == key:
-                    memory.host[place, sub] = page
+    def prepare(self, run: StepRun) -> None:
+        """Fix the step's tokens."""
+        forward.prepare(self, run)
 
-    def crosses(self, transfer: Transfer, rank: int) -> bool:
-        """Whether this report and another rank's report of another transfer have overtaken one another."""
-        for other in self.transfers.values():
-            if other.job != transfer.job and rank not in other.reported:
-                if any(r in other.reported and r not in transfer.reported for r in range(len(self.ranks))):
-                    return True
-        return False
+    def spoil(self, transfer: Transfer, rank: Rank) -> None:
+        """What a failed transfer was to bring is not there."""
+        transfers.spoil(self, transfer, rank)
 
     def _work(self) -> None:
         moved = True
@@ -750,297 +738,6 @@ class World:
     def wrote(self, rank: Rank, block: int, group: int, why: str) -> None:
         """A page was written."""
         self.emit(("write", rank.index, block, group, why))
-
-    # -- the forward ---------------------------------------------------------------------------------------
-    def forward_blocked(self, op: Forward, rank: Rank) -> str | None:
-        """A stage needs the stage before it; the first stage needs the tokens of its rows."""
-        run = self.steps[op.step]
-        if rank.stage:
-            for before in self.ranks:
-                if before.stage == rank.stage - 1 and before.index not in run.forwards:
-                    return f"forward of step {op.step} on rank {before.index}"
-            return None
-        if not run.lines:
-            for row in op.rows:
-                if self.clients[row.uid].pending:
-                    return f"tokens of step {self.clients[row.uid].pending}"
-        return None
-
-    def prepare(self, run: StepRun) -> None:
-        """Fix the step's tokens: verified ones, then drafts, of which the client's count are right."""
-        for row in run.rows:
-            client = self.clients[row.uid]
-            start, known = client.computed, len(client.tokens)
-            line = list(client.line[: start + row.tokens + 1])
-            drafts = start + row.tokens - known
-            agree = 0 if row.padded else client.agree
-            run.right[row.uid] = max(0, min(drafts, agree))
-            for i in range(drafts):
-                token = self.chains.next_token(line[-1]) if i < agree else -(run.step * 64 + i + 1)
-                line.append(self.chains.fold(line[-1], token))
-            run.lines[row.uid] = line
-            run.starts[row.uid] = start
-            if drafts >= 0:
-                client.pending = run.step
-            else:
-                client.computed = start + row.tokens
-
-    def forward(self, op: Forward, rank: Rank) -> None:
-        """The model runs on one rank.  Attention layers write the step's cells before they read, row by row
-        of one layer; recurrent layers read their initial state before they write."""
-        run = self.steps[op.step]
-        if not run.lines:
-            self.prepare(run)
-        run.forwards.add(rank.index)
-        rank.forwarded = op.step
-        memory = rank.memory
-        tables = memory.tables[op.tables]
-        for row in op.rows:
-            start, found = run.starts[row.uid], memory.computed[row.slot]
-            self.judge(
-                "forward_position_exact",
-                True,
-                start == found,
-                lambda row=row, start=start, found=found: (  # type: ignore[misc]
-                    f"rank {rank.index} computes {row.uid} from position {found}, should be {start}"
-                ),
-            )
-        if self.verdict:
-            return
-        for g, group in enumerate(self.config.groups):
-            if group.kind is Kind.MAMBA:
-                self.recur(op, rank, run, g)
-            else:
-                block = group.block_tokens
-                for index, row in enumerate(op.rows):
-                    start = run.starts[row.uid]
-                    self.put_cells(
-                        rank, g, tables[g][index], run.lines[row.uid], start, start + row.tokens, block
-                    )
-                for index, row in enumerate(op.rows):
-                    start = run.starts[row.uid]
-                    first = 0
-                    if group.kind is Kind.WINDOW:
-                        first = max(0, start - group.window_tokens + 1)
-                    elif group.kind is Kind.CHUNKED:
-                        first = start - start % group.window_tokens
-                    rule = "attention_reads_exact" if group.kind is Kind.FULL else "window_reads_exact"
-                    line, upto = run.lines[row.uid], start + row.tokens
-                    self.read_cells(rule, rank, g, tables[g][index], line, first, upto, row.uid)
-        for row in op.rows:
-            memory.computed[row.slot] += row.tokens
-
-    def put_cells(
-        self, rank: Rank, g: int, table: list[int], line: list[int], start: int, upto: int, block: int
-    ) -> None:
-        """Attention writes positions ``start`` to ``upto - 1`` through the row's table."""
-        memory = rank.memory
-        while start < upto:
-            col, first = divmod(start, block)
-            stop = min(upto, (col + 1) * block)
-            page = column(table, col)
-            memory.put_run(page, g, first, tuple(line[start + 1 : stop + 1]))
-            self.wrote(rank, page, g, "cells")
-            start = stop
-
-    def read_cells(
-        self,
-        rule: str,
-        rank: Rank,
-        g: int,
-        table: list[int],
-        line: list[int],
-        first: int,
-        upto: int,
-        uid: UserId,
-    ) -> None:
-        """Attention reads positions ``first`` to ``upto - 1``: each cell must hold the prefix that ends
-        there."""
-        memory, block = rank.memory, self.config.groups[g].block_tokens
-        self.emit(("read", rank.index, uid, g, upto))
-        self.tally[rule][1] += 1
-        at = first
-        while at < upto:
-            col, cell = divmod(at, block)
-            stop = min(upto, (col + 1) * block)
-            page = column(table, col)
-            if (
-                memory.view[page] != g
-                or memory.cells[page][cell : cell + stop - at] != line[at + 1 : stop + 1]
-            ):
-                found = memory.run(page, g, cell, cell + stop - at)
-                for i, value in enumerate(found):
-                    if value != line[at + 1 + i]:
-                        self.broken(
-                            rule,
-                            f"rank {rank.index}, {uid}, group {self.config.groups[g].name}, "
-                            f"position {at + i} (column {col}, block {page}): "
-                            f"holds {self.chains.name(value)}, "
-                            f"should hold {self.chains.name(line[at + 1 + i])}",
-                        )
-                        return
-            at = stop
-
-    def recur(self, op: Forward, rank: Rank, run: StepRun, g: int) -> None:
-        """A recurrent group: initial state from the running column at the accepted offset, then the new
-        states."""
-        memory, block = rank.memory, self.mamba_block
-        for index, row in enumerate(op.rows):
-            start = run.starts[row.uid]
-            table = table_row(rank, op.index[index], g)
-            first = align.aligned_first_column(start + row.tokens, block)
-            if start:
-                offset = memory.accepted[row.slot] - 1
-                self.judge(
-                    "accepted_offset_in_range",
-                    True,
-                    0 <= offset <= self.config.drafts,
-                    lambda row=row, offset=offset: f"{row.uid} goes on from offset {offset}",  # type: ignore[misc]
-                )
-                want = run.lines[row.uid][start]
-                got = (
-                    memory.temporal(column(table, first + offset), g),
-                    memory.conv(column(table, first), g, offset),
-                )
-                self.judge(
-                    "state_reads_exact",
-                    True,
-                    got == (want, want),
-                    lambda row=row, got=got, want=want, table=table, first=first, offset=offset: (  # type: ignore[misc]
-                        f"rank {rank.index}, {row.uid}, group {self.config.groups[g].name}, "
-                        f"column {first} + {offset} (block {column(table, first + offset)}): "
-                        f"holds {self.chains.name(got[0])}"
-                        f" and window {self.chains.name(got[1])}, should hold {self.chains.name(want)}"
-                    ),
-                )
-                self.emit(("read", rank.index, row.uid, g, start))
-            else:
-                self.tally["state_reads_exact"][0] += 1
-        for index, row in enumerate(op.rows):
-            start, line = run.starts[row.uid], run.lines[row.uid]
-            table = table_row(rank, op.index[index], g)
-            first = align.aligned_first_column(start + row.tokens, block)
-            states = (
-                tuple(line[start + 1 : start + row.tokens + 1]) if row.decode else (line[start + row.tokens],)
-            )
-            memory.put(column(table, first), g, CONV, states)
-            for i, state in enumerate(states):
-                page = column(table, align.scratch_column(first, i))
-                memory.put(page, g, TEMPORAL, state)
-                self.wrote(rank, page, g, "state")
-        for operand in op.index[
-            len(op.rows) :
-        ]:  # padded rows of a captured graph write too: to the null block
-            page = column(table_row(rank, operand, g), 0)
-            memory.put(page, g, CONV, GARBAGE)
-            memory.put(page, g, TEMPORAL, GARBAGE)
-            self.judge(
-                "padded_rows_write_null",
-                True,
-                not page,
-                lambda page=page: f"rank {rank.index}: a padded row writes block {page}",  # type: ignore[misc]
-            )
-
-    def sample(self, step: int) -> None:
-        """The last stage verifies: accepted drafts and one token more become verified tokens."""
-        run = self.steps[step]
-        if run.sampled:
-            return
-        run.sampled = True
-        for row in run.rows:
-            client, line, start = self.clients[row.uid], run.lines[row.uid], run.starts[row.uid]
-            drafts = start + row.tokens - len(client.tokens)
-            if drafts < 0:
-                run.results.append((0, 0))
-                continue
-            right = run.right[row.uid]
-            fresh = []
-            for _ in range(right + 1):
-                token = self.chains.next_token(client.line[-1])
-                client.tokens.append(token)
-                client.line.append(self.chains.fold(client.line[-1], token))
-                fresh.append(token)
-            client.computed = start + row.tokens - (drafts - right)
-            client.pending = 0
-            run.new[row.uid] = tuple(fresh)
-            # The accepted count is that of verified tokens: right drafts and the sampled one.  For a prompt's
-            # last chunk it is 1, however many tokens the chunk has.
-            run.results.append((right + 1, drafts - right))
-            self.emit(("sample", row.uid, step, right + 1))
-            assert client.line[client.computed] == line[client.computed]
-
-    def draft(self, op: Draft, rank: Rank) -> None:
-        """A multi-module drafter re-reads the window of the last ``extra`` tokens after a rejection."""
-        run = self.steps[op.step]
-        for g, group in enumerate(self.config.groups):
-            if not group.extra_tokens:
-                continue
-            for index, row in enumerate(op.rows):
-                _, rejected = run.results[index]
-                client = self.clients[row.uid]
-                request = self.book.requests.get(row.uid)
-                self.tally["drafter_reads_exact"][0] += not rejected
-                if not rejected or request is None:
-                    continue
-                after = run.starts[row.uid] + row.tokens - rejected
-                again = max(after - group.extra_tokens, request.hit)
-                first = max(0, again - group.window_tokens + 1)
-                table = rank.memory.tables[op.tables][g][index]
-                self.read_cells("drafter_reads_exact", rank, g, table, client.line, first, after, row.uid)
-
-    # -- transfers -----------------------------------------------------------------------------------------
-    def begin_transfer(self, job: int, rank: Rank) -> None:
-        """Snapshot the source, tear the target."""
-        transfer = self.transfers[job]
-        memory = rank.memory
-        self.emit(("begin", rank.index, job, transfer.way))
-        copies = []
-        for key, place, subs in transfer.chunks:
-            group = key[0]
-            blank_page = torn(memory.width[group], group)
-            for sub, block in enumerate(subs):
-                if not block:
-                    continue
-                spot = (place, sub)
-                if transfer.way == "store":
-                    copies.append((block, spot, memory.page(block)))
-                    memory.host[spot] = blank_page
-                    memory.host_by[spot] = job
-                    self.witness(
-                        "store_reads_reallocated_source", self.handed_out[block] != transfer.handed_out[block]
-                    )
-                else:
-                    copies.append(
-                        (block, spot, memory.host.get(spot, (group, (GARBAGE,) * memory.width[group])))
-                    )
-                    memory.put_page(block, blank_page)
-                    memory.torn_by[block] = job
-        transfer.snapshots[rank.index] = copies
-
-    def end_transfer(self, job: int, rank: Rank) -> None:
-        """Deliver the snapshot wherever source and target are still what they were."""
-        transfer = self.transfers[job]
-        memory = rank.memory
-        lost = 0
-        for block, spot, page in transfer.snapshots.pop(rank.index):
-            if transfer.way == "store":
-                whole = memory.page(block) == page and memory.host_by.get(spot) == job
-                if memory.host_by.get(spot) == job:
-                    del memory.host_by[spot]
-                    if whole:
-                        memory.host[spot] = page
-            else:
-                still = memory.torn_by.get(block) == job and all(cell == TORN for cell in memory.cells[block])
-                unchanged = memory.host.get(spot, page) == page
-                whole = still and unchanged
-                if memory.torn_by.get(block) == job:
-                    del memory.torn_by[block]
-                if whole:
-                    memory.put_page(block, page)
-            lost += not whole
-        rank.ended[job] = None
-        self.witness("load_lands_after_abort", transfer.way == "load" and self.clients[transfer.uid].aborted)
-        self.emit(("end", rank.index, job, transfer.way, lost))
 
 
 def crash(error: Exception) -> str:

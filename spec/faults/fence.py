@@ -105,6 +105,15 @@ FAULTS = (
         bites=("preempting",), cases=("vllm-46014",),
     ),
     Fault(
+        "preempts-in-vain", "preemption", LIVENESS,
+        "A request that lacks blocks preempts on although those of its first victim only wait for a step in "
+        "flight: everybody is preempted, itself at last, and all are admitted again together, for ever.",
+        "it waits for what will come back",
+        ("v1/core/sched/scheduler.py::Scheduler.schedule (preemption loop, deferred frees)",),
+        {"waits_for_returns": lambda lacking, returning: False}, bites=("composed-wide",),
+        harmless=("plain",), why_harmless="a pool for all: nobody is preempted",
+    ),
+    Fault(
         "loaded-requests-hold-on", "preemption", LIVENESS,
         "Requests whose load has landed keep their blocks until they can run; they block one another, or a "
         "running request preempts itself over and over without getting anywhere.",

@@ -82,6 +82,15 @@ def publish_limit(config: Config, computed: int, scheduled: int, known: int) -> 
     return min(computed + scheduled, known)
 
 
+def waits_for_returns(lacking: int, returning: int) -> bool:
+    """Whether a request that lacks blocks waits for those that come back when steps in flight are over,
+    instead of preempting others.
+
+    What a victim holds does not come at once either where it waits for its steps: whoever preempts on
+    preempts everybody, itself at last, and all are admitted again together, for ever."""
+    return lacking <= returning
+
+
 def frees_wait_for_steps(request: Request) -> bool:
     """Whether a finished or preempted request's blocks wait for its steps in flight
     (``Scheduler._free_request_blocks``; https://github.com/vllm-project/vllm/pull/45357)."""
@@ -538,6 +547,7 @@ class Decisions:
     free_basis: Callable[[Request], int] = free_basis
     retained_column: Callable[[Group, int], int] = retained_column
     publish_limit: Callable[[Config, int, int, int], int] = publish_limit
+    waits_for_returns: Callable[[int, int], bool] = waits_for_returns
     frees_wait_for_steps: Callable[[Request], bool] = frees_wait_for_steps
     release_list: Callable[[list[int], list[int]], list[int]] = release_list
     touches_hit_first: Callable[[], bool] = touches_hit_first

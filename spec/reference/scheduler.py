@@ -288,6 +288,10 @@ class Reference:
                 continue
             tables.free_behind(self, request)
             while not self.fits(request, request.computed, q):
+                lacking = self.needed(request, request.computed, q) - len(self.book.free)
+                if self.decide.waits_for_returns(lacking, self.returning()):
+                    preempted = True  # nobody is admitted to what will come back
+                    break
                 victim = self.book.requests[self.running[-1]]
                 if victim is request and self.start_over_last_loaded(request):
                     continue
@@ -354,6 +358,20 @@ class Reference:
     def needed(self, request: Request, c: int, q: int) -> int:
         """Fresh blocks that the step needs."""
         return sum(len(tables.new_columns(self, request, g, c, q)[1]) for g in range(len(self.config.groups)))
+
+    def returning(self) -> int:
+        """Blocks that come back by themselves: whoever holds them is over or preempted, and waits for steps
+        in flight."""
+        leaving = {
+            uid
+            for uid, request in self.book.requests.items()
+            if request.flying
+            and (
+                request.status is Status.DONE
+                or (request.status is Status.WAITING and not self.plans[uid].ready)
+            )
+        }
+        return sum(leaving.issuperset(holders) for holders in self.book.core.holders.values())
 
     def run_row(
         self, message: Message, request: Request, c: int, q: int, drafts: int, *, decode: bool
