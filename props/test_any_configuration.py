@@ -1,15 +1,17 @@
-"""The reference policy holds in any deployment that is accepted, not only in the shipped ones."""
+"""The reference policy holds in any deployment that is accepted, not only in the shipped ones; and what the
+geometry says must be left there is found."""
 
 from __future__ import annotations
 
 from random import Random
 
-from hypothesis import assume, given
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from spec.config import Config, ConfigError, Group, Kind, check, dump
 from spec.reference import Reference
 from spec.walk import describe, walk_once
+from spec.world import World
 
 
 def deployment(random: Random) -> Config:
@@ -71,3 +73,21 @@ def test_reference_holds_in_any_deployment(random: Random, seed: int) -> None:
     world = walk_once(config, Reference, seed, 0, 80).world
     assert world.verdict is None, f"{describe(world.verdict)}\nseed {seed}, 80 choices, in\n{dump(config)}"
     assert not world.disciplines, f"{world.disciplines}\nseed {seed}, 80 choices, in\n{dump(config)}"
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 24), st.integers(1, 3), st.booleans())
+def test_what_must_be_left_is_found(random: Random, prompt: int, outputs: int, cold: bool) -> None:
+    config = deployment(random)
+    try:
+        check(config)
+    except ConfigError:
+        assume(False)
+    assume(prompt + outputs <= config.request_tokens)
+    world = World(config, Reference)
+    first, again = (("arrive", name, "0", prompt, outputs) for name in ("r1", "r2"))
+    for choice in (first, ("quiet",), *((("reset", "local"),) if cold else ()), again, ("quiet",)):
+        world.choose(choice)
+    event("something was demanded" if world.tally["resend_is_hit"][1] else "nothing was demanded")
+    assert world.verdict is None, (
+        f"{describe(world.verdict)}\n{prompt} and {outputs} tokens in\n{dump(config)}"
+    )

@@ -18,7 +18,7 @@ from spec.chains import Chains
 from spec.config import Config, named
 from spec.events import Event
 from spec.faults import tamper
-from spec.ops import Begin, Deref, End, Leave, SetSlot
+from spec.ops import Begin, Deref, End, Leave, PostProcess, Sample, SetSlot
 from spec.policy import Answer, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
 from spec.rules import RULES, STATE_RULES
@@ -235,6 +235,58 @@ def test_a_rule_breaks_and_only_its_own_check_sees_it(rule: str) -> None:
     found = seen(rule)
     assert found, f"nothing broke {rule}"
     assert seen(rule, frozenset({rule}), tries=found[0] + 1) is None
+
+
+# -- errors that nobody foresaw ----------------------------------------------------------------------------
+
+
+class Crashes(Reference):
+    """Looks up a request that it has never heard of."""
+
+    def on_abort(self, uid: Any) -> Answer:
+        return super().on_abort(("nobody", 1))
+
+
+def sampled_first(program: Program) -> Program:
+    """Tokens are sampled before the forward that gives them."""
+    return sorted(program, key=lambda entry: not isinstance(entry[1], Sample))
+
+
+def row_of_nobody(program: Program) -> Program:
+    """Post-processing names a row that its step does not have."""
+    for _, op in program:
+        if isinstance(op, PostProcess):
+            op.rows = tuple((index + 7, slot, operand) for index, slot, operand in op.rows)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("factory", "rule", "said"),
+    [
+        (Crashes, "policy_raises_no_error", "KeyError: ('nobody', 1), in on_abort (scheduler.py:"),
+        (enqueuing(sampled_first), "wait_graph_acyclic", "stream main of rank 0 waits for"),
+        (enqueuing(row_of_nobody), "policy_raises_no_error", "rank 0, PostProcess("),
+    ],
+)
+def test_a_crash_is_a_verdict(factory: Factory, rule: str, said: str) -> None:
+    world = World(named("plain"), factory)
+    for choice in (("arrive", "r1", "0", 5, 2), ("schedule",), ("drain",), ("schedule",), ("abort", "r1")):
+        world.choose(choice)
+    assert world.verdict and world.verdict.rule == rule and said in world.verdict.text
+
+
+def test_somebody_elses_error_is_not() -> None:
+    class Other(Exception):
+        pass
+
+    class Broken(Reference):
+        def on_abort(self, uid: Any) -> Answer:
+            raise Other
+
+    world = World(named("plain"), Broken)
+    world.choose(("arrive", "r1", "0", 5, 2))
+    with pytest.raises(Other):
+        world.choose(("abort", "r1"))
 
 
 # -- on change, and always ---------------------------------------------------------------------------------

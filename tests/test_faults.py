@@ -161,6 +161,19 @@ def test_own_harmless_change_holds(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds (sampled" in capsys.readouterr().out
 
 
+def test_a_file_may_tamper_with_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from spec.faults import Fault\n"
+        "from spec.faults.tamper import editing\n"
+        "FAULT = Fault('mine', 'ownership', 'decision', 'frees twice', 'once', ('me',), bites=('plain',),\n"
+        "              tamper=editing('drop', lambda book, event: [event, event]))\n",
+        encoding="utf-8",
+    )
+    assert main(["hunt", "--file", str(file), "--runs", "20", "--choices", "80"]) == 1
+    assert "release_only_held" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
