@@ -3,9 +3,9 @@ verdicts.
 
 Needs a release in the cache directory (``python -m impl.upstream fetch 0.33.0``); skipped with a reason
 otherwise.  The client below keeps to the physics that every caller must keep to: outputs in the order of
-their steps; a transfer is reported at the earliest by the step that submits it (a store is submitted one step
-after it was built); flushed jobs are reported by the step that flushes them; padding drafts are never
-accepted.
+their steps; the drafts of a step reach a synchronous scheduler before it schedules the next one; a transfer
+is reported at the earliest by the step that submits it (a store is submitted one step after it was built);
+flushed jobs are reported by the step that flushes them; padding drafts are never accepted.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Client:
         self.processed = 0
         self.unreported: dict[int, set[int]] = {}  # job -> ranks that have not reported it
         self.submitted: dict[int, int] = {}  # job -> the step that submits it
+        self.proposed: dict[str, list[int]] = {}  # drafts of the last step, until the next one
         self.seen: Counter[str] = Counter()
         self.prompts = [[self.random.randrange(3, 9) for _ in range(64)] for _ in range(3)]
 
@@ -150,8 +151,12 @@ class Client:
         self.live.add(name)
 
     def schedule(self) -> None:
+        if self.proposed:
+            self.ask("propose", drafts=self.proposed)
         reply = self.ask("schedule")
         out = reply["out"] | {"step": reply["step"]}
+        drafting = self.config.drafts and not self.config.async_scheduling and not out["skip_drafts"]
+        self.proposed = {name: [7] * self.config.drafts for name in out["tokens"]} if drafting else {}
         self.in_flight.append(out)
         for job in out["loads"] + out["stores"]:
             self.unreported[job["job"]] = set(range(self.geometry["ranks"]))
@@ -165,14 +170,12 @@ class Client:
     def output(self) -> None:
         out = self.in_flight.pop(0)
         self.processed = out["step"]
-        sampled, drafts = {}, {}
+        sampled = {}
         for name in out["samples"]:
             most = 0 if name in out["padded"] else len(out["drafts"].get(name, ()))
             accepted = self.random.randrange(most + 1)
             self.seen["accepted"] += accepted
             sampled[name] = [self.random.randrange(3, 9) for _ in range(accepted + 1)]
-            if self.config.drafts and not out["skip_drafts"]:
-                drafts[name] = [self.random.randrange(3, 9) for _ in range(self.config.drafts)]
         reports: dict[str, list[int]] = {}
         for job, ranks in sorted(self.unreported.items()):
             due = self.submitted[job] <= out["step"]
@@ -181,7 +184,7 @@ class Client:
                     reports.setdefault(str(rank), []).append(job)
                     ranks.discard(rank)
         self.unreported = {job: ranks for job, ranks in self.unreported.items() if ranks}
-        finished = self.ask("output", sampled=sampled, drafts=drafts, reports=reports)["finished"]
+        finished = self.ask("output", sampled=sampled, reports=reports)["finished"]
         self.live -= set(finished)
         self.seen["finished"] += len(finished)
 
@@ -260,7 +263,8 @@ def inconsistencies(state: observe.State, pool_blocks: int) -> list[str]:
 
 def walk(child: Child, config: Config, seed: int, choices: int) -> Client:
     """A checked walk; a copy-on-write copy may hold references of its own for one step."""
-    client = Client(child, config, seed)
+    sync_stages = config.pp > 1 and config.drafts and not config.async_scheduling
+    client = Client(child, config, seed, ("decode_cadence",) if sync_stages else ())
     for number in range(choices):
         client.step()
         if not client.geometry["partial_hits"]:

@@ -7,19 +7,25 @@ otherwise.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
+from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from impl.upstream import __main__ as command
-from impl.upstream import cases, check, matrix
+from impl.upstream import cases, check, env, matrix
 from impl.upstream.cases import BY_NAME, CASES, load
 from impl.upstream.child import Child
 from impl.upstream.drive import Drawn, Limits, walked
 from impl.upstream.env import Unavailable, prepared
 from impl.upstream.policy import Release, Upstream
+from spec.config import ConfigError
 from spec.walk import draw_options
 from spec.world import World
 
@@ -141,6 +147,7 @@ def test_recorded_refutations_replay_and_their_repairs_survive(latest: Release) 
 
 #: case -> repairs with which its recorded runs survive
 REPAIRED_BY = {
+    "stages-sync": ("decode_cadence",),
     "short-prompt": ("padded_prompts_decode",),
     "flush-order": ("flush_before_overwriting",),
     "reused-offer": ("offers_still_held",),
@@ -151,6 +158,97 @@ REPAIRED_BY = {
     "dense-windows": ("stale_windows_rescanned",),
     "split-divisor": ("split_by_state_block",),
 }
+
+
+@pytest.mark.slow
+def test_start_up_that_counts_the_copy_refuses_the_pool(latest: Release) -> None:
+    """The repair of ``pool-one-short``: its pool is refused, and one block more is enough."""
+    case = BY_NAME["pool-one-short"]
+    with pytest.raises(ConfigError, match="pool_blocks is 9, but one request .* needs 10"):
+        World(case.load(), latest.changed("copies_counted"))
+    run = matrix.recorded()["0.33.0"]["cases"]["pool-one-short"]["refuted"]["everything_drains"]["choices"]
+    assert check.breaks_again(load("pool-one-more"), latest.changed("copies_counted"), run) is None
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An author's working copy: no metadata, no version."""
+    try:
+        source = prepared("0.33.0").tree.directory
+    except Unavailable as error:
+        pytest.skip(str(error))
+    target = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(source / "vllm", target / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+@contextlib.contextmanager
+def edited(path: Path, old: str, new: str) -> Iterator[None]:
+    """A file with one change, taken back afterwards."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    try:
+        yield
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.slow
+def test_authors_change_in_a_checkout_is_found(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The change is really the one that runs: the same command holds without it."""
+    arguments = ["check", "--vllm", str(checkout), "--config", "window-async", "--runs", "10"]
+    manager = checkout / "vllm" / "v1" / "core" / "single_type_kv_cache_manager.py"
+    right = "num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens"
+    with edited(manager, right, right + " + self.block_size"):
+        assert command.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert "has the signatures of vllm 0.33.0" in said and "window_reads_exact refuted in" in said
+    assert command.main(arguments) in (0, 3)
+    assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_change_of_a_workers_file_is_said_not_to_be_seen(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = checkout / "vllm" / "v1" / "worker" / "gpu" / "model_runner.py"
+    arguments = [
+        "check",
+        "--vllm",
+        str(checkout),
+        "--config",
+        "window-async",
+        "--runs",
+        "1",
+        "--choices",
+        "5",
+    ]
+    with edited(runner, "class GPUModelRunner", "LATER = 1\n\n\nclass GPUModelRunner"):
+        assert command.main(arguments) != 2
+    assert "note: vllm/v1/worker/gpu/model_runner.py is not the release's" in capsys.readouterr().out
+    with edited(runner, "kv_block_zeroer.zero_block_ids", "kv_block_zeroer.zero_later"):
+        assert command.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "the v2 runner of" in said and "zero_block_ids" in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("def touch(self, blocks", "def touch(self, why, blocks", "nearest is 0.33.0, 1 signatures differ"),
+        ("class BlockPool:", "class BlockPool(:", "is not Python"),
+        ("class BlockPool:", "import nothing_of_that_name\nclass BlockPool:", "cannot be imported"),
+    ],
+)
+def test_checkout_that_cannot_be_driven_is_one_line(
+    checkout: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    with edited(checkout / "vllm" / "v1" / "core" / "block_pool.py", old, new):
+        assert command.main(["check", "--vllm", str(checkout), "--config", "window-async"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -225,6 +323,47 @@ def test_release_that_was_not_fetched_is_one_line(
     monkeypatch.setenv("HYBRID_KV_CACHE", str(tmp_path))
     assert command.main(["check", "--release", "0.33.0"]) == 2
     assert "python -m impl.upstream fetch 0.33.0" in capsys.readouterr().err
+
+
+def test_package_index_that_does_not_answer_is_one_line(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYBRID_KV_CACHE", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: No matching distribution found for torch' >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(env.sys, "executable", "/bin/true")
+    building = env._environment().with_name(f".{env._environment().name}.partial")
+    (building / "bin").mkdir(parents=True)
+    python.rename(building / "bin" / "python")
+    assert command.main(["fetch", "0.33.0"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "cannot install torch: No matching distribution" in said[-1] and "package index" in said[-1]
+    assert command.main(["fetch", "0.29.0"]) == 2
+    assert "0.29.0 is not a known release" in capsys.readouterr().err
+
+
+def test_journal_goes_on_with_the_same_command_only(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row that was made is not made again; another command begins anew; a cut file is no row."""
+    monkeypatch.setenv("HYBRID_KV_CACHE", str(tmp_path))
+    options = Namespace(runs=None, choices=None, seed=0, record=True)
+    key = matrix.key_of(options)
+    assert key != matrix.key_of(Namespace(runs=None, choices=None, seed=1, record=True))
+    made: list[str] = []
+
+    def make(name: str) -> Plain:
+        made.append(name)
+        return {"verdict": name}
+
+    for _ in range(2):
+        journal = matrix.Journal("0.33.0", key).resume()
+        assert journal.row("attention", lambda: make("holds"), str) == {"verdict": "holds"}
+    assert made == ["holds"] and "from the run before" in capsys.readouterr().out
+    assert matrix.Journal("0.33.0", "another").resume().rows == {}
+    journal.path.write_text(json.dumps({"key": key, "rows": {}})[:-3])
+    assert matrix.Journal("0.33.0", key).resume().rows == {}
 
 
 def test_limits_keep_the_adversary_within_a_release() -> None:

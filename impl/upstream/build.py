@@ -116,6 +116,9 @@ def refuse_inconsistent(config: Config, lookahead_hashes: bool) -> None:
     if chunked and len({group.block_tokens for group in config.groups}) > 1:
         # ChunkedLocalAttentionManager.find_longest_cache_hit asserts it at the first look-up.
         raise ConfigError(f"vLLM has no groups of different block sizes beside chunked group {chunked[0]}")
+    if config.runner == "v1" and config.drafts and config.pp > 1:
+        # _build_attention_metadata reads the drafter, which only the last stage has (vllm issue 49355).
+        raise ConfigError(f"runner v1 has no drafts at pp = {config.pp}; use pp = 1")
     if config.runner == "v1" and config.async_scheduling and config.pp > 1:
         raise ConfigError(f"runner v1 has no asynchronous scheduling at pp = {config.pp}; use pp = 1")
 

@@ -49,6 +49,8 @@ def load(name: str) -> Config:
 TWO = Limits(shortest_prompt=2)
 
 FLUSH, PUBLISH, OFFER = "flush_before_overwriting", "publish_computed_boundaries", "offers_still_held"
+# Synchronous scheduling with stages and drafts goes wrong at once (stages-sync): repaired to see further.
+CADENCE, RESERVE = "decode_cadence", "reserve_keeps_progress"
 
 CASES: tuple[Case, ...] = (
     Case("attention", "attention", "one attention group, two ranks, offload", True),
@@ -63,14 +65,17 @@ CASES: tuple[Case, ...] = (
     Case("hybrid-partial", "hybrid-partial", "hits that end inside a block, async, two stages", True, TWO),
     Case("hybrid-offload", "mamba-offload", "attention and states, offload", True, TWO, runs=60),
     Case("hybrid-async-offload", "hybrid-async-offload", "the same, async, two stages of two", True, TWO),
-    Case("hybrid-sync-pp", "hybrid-sync-pp", "the same, sync, three stages", True, TWO),
+    Case("hybrid-sync-pp", "hybrid-sync-pp", "the same, sync, three stages; its cadence repaired", True, TWO,
+         (CADENCE,)),
     Case("drafts", "drafts", "one attention group with drafts, async, a pool that preempts", True),
     Case("v1", "v1", "the v1 runner: attention and states, sync", True, TWO),
     Case("v1-offload", "v1-offload", "the v1 runner with offload", True, TWO),
     # Cases of their own.
     Case("v1-async", "v1-async", "the v1 runner, async: accepted counts through host rows (open upstream)",
          limits=TWO, runs=60),
-    Case("v1-pp2", "v1-pp2", "the v1 runner, sync, two stages: the first never post-processes", limits=TWO),
+    Case("stages-sync", "stages-sync", "sync, two stages, drafts: a decode goes on without its token (open "
+         "upstream)"),
+    Case("stages-sync-repaired", "stages-sync", "the same, repaired", repairs=(CADENCE,)),
     Case("short-prompt", "hybrid-even", "a prompt of one token beside a decode"),
     Case("short-prompt-repaired", "hybrid-even", "the same, repaired", repairs=("padded_prompts_decode",)),
     Case("flush-order", "mamba-offload", "flush after zeroing and pre-copy; boundaries repaired",
@@ -81,15 +86,17 @@ CASES: tuple[Case, ...] = (
          limits=TWO, repairs=(FLUSH,), runs=90),
     Case("reused-offer-repaired", "reused-offer", "repaired", limits=TWO, repairs=(FLUSH, OFFER), runs=90),
     Case("early-boundary", "hybrid-sync-pp", "boundaries offered before their step has run; flush repaired",
-         limits=TWO, repairs=(FLUSH, OFFER)),
+         limits=TWO, repairs=(CADENCE, FLUSH, OFFER)),
     Case("early-boundary-repaired", "hybrid-sync-pp", "the same, repaired", limits=TWO,
-         repairs=(FLUSH, OFFER, PUBLISH)),
+         repairs=(CADENCE, FLUSH, OFFER, PUBLISH)),
     Case("mtp-stall", "mtp-stall", "a multi-module drafter's reserve after the aligned split", limits=TWO),
-    Case("mtp-stall-repaired", "mtp-stall", "repaired", limits=TWO, repairs=("reserve_keeps_progress",)),
+    Case("mtp-stall-repaired", "mtp-stall", "repaired", limits=TWO, repairs=(RESERVE,)),
     Case("late-tail", "late-tail", "a state inside a block published late; the stall repaired", limits=TWO,
-         repairs=("reserve_keeps_progress",), runs=60),
+         repairs=(CADENCE, RESERVE), runs=60),
     Case("late-tail-repaired", "late-tail", "the same, repaired", limits=TWO,
-         repairs=("reserve_keeps_progress", "tails_not_published_late"), runs=60),
+         repairs=(CADENCE, RESERVE, "tails_not_published_late"), runs=60),
+    Case("pool-one-short", "pool-one-short", "the smallest pool that start-up accepts: no room to copy"),
+    Case("pool-one-short-repaired", "pool-one-more", "start-up counts the copy", repairs=("copies_counted",)),
     Case("lookup-past-hashes", "lookup-past-hashes", "lookahead hashes without a full-attention group"),
     Case("lookup-repaired", "lookup-past-hashes", "the same, repaired", repairs=("lookup_within_hashes",)),
     Case("double-reset", "attention", "resets of the host tier", limits=Limits(resets_tier=True)),

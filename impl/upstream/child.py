@@ -62,7 +62,7 @@ class Child:
             reply = {"error": died}
         if "error" in reply:
             raise Unavailable(f"{self.tree} cannot be imported: {reply['error']}")
-        if not Path(reply["at"]).resolve().is_relative_to(self.tree.resolve()):
+        if not Path(reply["at"]).is_relative_to(self.tree.absolute()):
             raise Unavailable(f"{reply['at']} is imported in place of {self.tree}")
 
     def ask(self, ask: str, **arguments: Any) -> Plain:

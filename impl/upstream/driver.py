@@ -17,6 +17,7 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ``output``   ``sampled`` {request: tokens},        ``step``: the oldest one in flight; ``emitted``
              ``drafts`` {request: tokens},         {request: tokens}; ``finished`` {request: reason};
              ``reports`` {rank: jobs}, ``failed``  ``computed`` {request: tokens}
+``propose``  ``drafts`` {request: tokens}          -: drafts of the last step, before the next ``schedule``
 ``report``   ``reports``, ``failed``               -: an output without a step
 ``abort``    ``request``                           -
 ``reset``    ``running``, ``tier``: booleans       ``done``; ``raised``: its message if it refused
@@ -243,8 +244,7 @@ class Engine:
         """Process the oldest step in flight: ``update_from_output``, then the drafts for the next step.
 
         ``sampled`` holds, for each request that samples, its accepted drafts and one more token.
-        ``drafts`` is for the synchronous scheduler (``EngineCore.post_step``); an asynchronous one makes
-        placeholders itself.
+        ``drafts`` are handed over afterwards, as ``propose`` does: right with one stage only.
         """
         if not self.in_flight:
             raise Misuse("no step is in flight")
@@ -256,14 +256,22 @@ class Engine:
         names = list(out.num_scheduled_tokens)
         live = {name: self.scheduler.requests[name] for name in names if name in self.scheduler.requests}
         reply = self._process(out, self._runner_output(names, sampled, reports or {}, failed or []))
-        if drafts and not self.config.async_scheduling:
+        if drafts:
+            self.propose(drafts)
+        computed = {name: request.num_computed_tokens for name, request in live.items()}
+        return {"step": step, **reply, "computed": computed}
+
+    def propose(self, drafts: dict[str, list[int]]) -> Plain:
+        """Drafts reach the synchronous scheduler (``EngineCore.post_step``); an asynchronous one makes
+        placeholders itself.
+        """
+        if not self.config.async_scheduling:
             from vllm.v1.outputs import DraftTokenIds
 
             self.scheduler.update_draft_token_ids(
                 DraftTokenIds(list(drafts), [list(tokens) for tokens in drafts.values()])
             )
-        computed = {name: request.num_computed_tokens for name, request in live.items()}
-        return {"step": step, **reply, "computed": computed}
+        return {}
 
     def report(self, reports: dict[str, list[int]], failed: list[str] | None = None) -> Plain:
         """Reports that ride on an output without requests (``no_forward`` steps)."""
@@ -303,7 +311,7 @@ class Engine:
         return {"state": observe.observe(self.scheduler, self.hashes)}
 
 
-QUESTIONS = ("arrive", "schedule", "output", "report", "abort", "reset", "state", "pending")
+QUESTIONS = ("arrive", "schedule", "output", "propose", "report", "abort", "reset", "state", "pending")
 
 
 def config_from_plain(fields: Plain) -> Config:

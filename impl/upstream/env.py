@@ -146,8 +146,8 @@ def _pip(python: Path, arguments: list[str], what: str, extra: dict[str, str] | 
     said = errors[0].removeprefix("ERROR: ")[:300]
     if any(sign in done.stderr for sign in NOT_THERE):
         raise Unavailable(
-            f"cannot install {what}: {said} (the package index is not reachable or lacks it: if it is another "
-            "one, set PIP_INDEX_URL; then fetch again)"
+            f"cannot install {what}: {said} (the package index is not reachable or lacks it: set "
+            "PIP_INDEX_URL for another one, then fetch again)"
         )
     raise Unavailable(f"cannot install {what}: {said} (`{' '.join(command)}` says more)")
 

@@ -224,6 +224,40 @@ def tails_not_published_late() -> Undo:
     return back
 
 
+def decode_cadence() -> Undo:
+    """With stages, a synchronous scheduler leaves a decode alone until its token is back, as an asynchronous
+    one does (https://github.com/vllm-project/vllm/pull/52179, open).
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def made(original: Any) -> Any:
+        def update(self: Any, scheduler_output: Any) -> Any:
+            original(self, scheduler_output)
+            for name in scheduler_output.num_scheduled_tokens:
+                if not self.requests[name].is_prefill_chunk:
+                    stages = self.parallel_config.pipeline_parallel_size
+                    self.requests[name].next_decode_eligible_step = self.current_step + stages
+
+        return update
+
+    return _replace(Scheduler, "_update_after_schedule", made)
+
+
+def copies_counted() -> Undo:
+    """Start-up counts one more state block a request: that which a copy on write takes, beside the running
+    state, its source and the scratch states.
+    """
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    def made(original: Any) -> Any:
+        def most(self: Any, vllm_config: Any) -> int:
+            return int(original(self, vllm_config)) + int(self.page_size_bytes)
+
+        return most
+
+    return _replace(MambaSpec, "max_memory_usage_bytes", made)
+
+
 # ---- options
 
 
@@ -259,6 +293,8 @@ REPAIRS = {
         offers_still_held,
         stale_windows_rescanned,
         tails_not_published_late,
+        decode_cadence,
+        copies_counted,
     )
 }
 OPTIONS = {"dense_retention": dense_retention}

@@ -73,7 +73,7 @@ class Upstream:
         self.prefixes: dict[int, int] = {}  # hash -> prefix, lookahead included
         self.group_of: dict[int, int] = {}  # block -> group it was last handed out to
         self.reports: dict[int, list[tuple[int, int]]] = {}  # step that carries it -> (job, rank)
-        self.flying: dict[int, Plain] = {}  # step in flight -> what the scheduler sent
+        self.proposed: dict[str, list[int]] = {}  # drafts of the last step, not handed over yet
         divisor = self.geometry["split_divisor_tokens"]
         kind = {"v1": V1, "v2": V2}[config.runner]
         self.workers: list[Worker] = [
@@ -108,9 +108,14 @@ class Upstream:
     def schedule(self) -> Answer:
         """``Scheduler.schedule``."""
         self.release.steps += 1
+        if self.proposed:
+            self.ask("propose", drafts=self.proposed)
         reply = self.ask("schedule")
         out, step = reply["out"], reply["step"]
-        self.flying[step] = out
+        # The engine takes the drafts of a step before it schedules the next one, also while the step's output
+        # is under way (``v1/engine/core.py::EngineCore.post_step``, after ``step_with_batch_queue``).
+        drafting = self.config.drafts and not self.config.async_scheduling and not out["skip_drafts"]
+        self.proposed = {name: [DRAFT] * self.config.drafts for name in out["tokens"]} if drafting else {}
         made = list(self.decisions(reply))
         for job in out["loads"] + out["stores"]:
             made.append(("job", job["job"], "store" if job["store"] else "load", self.uids[job["request"]],
@@ -125,7 +130,6 @@ class Upstream:
 
     def on_output(self, output: Output) -> Answer:
         """``Scheduler.update_from_output``, with the reports that came along."""
-        out = self.flying.pop(output.step)
         made: list[Event] = []
         reports: dict[str, list[int]] = {}
         for step in sorted(self.reports):
@@ -134,10 +138,7 @@ class Upstream:
                     reports.setdefault(str(rank), []).append(job)
                     made.append(("unfence", job, rank))
         sampled = {self.name(uid): list(tokens) for uid, tokens in output.tokens if tokens}
-        drafts: dict[str, list[int]] = {}
-        if self.config.drafts and not out["skip_drafts"]:
-            drafts = {name: [DRAFT] * self.config.drafts for name in sampled}
-        reply = self.ask("output", sampled=sampled, drafts=drafts, reports=reports)
+        reply = self.ask("output", sampled=sampled, reports=reports)
         if reply["step"] != output.step:
             raise AdapterError(f"output of step {output.step} was taken for that of step {reply['step']}")
         for uid, _ in output.tokens:
@@ -152,7 +153,7 @@ class Upstream:
 
     def fingerprint(self) -> str:
         """Everything the scheduler knows, and the workers' memory."""
-        own = (self.reports, [worker.fingerprint() for worker in self.workers])
+        own = (self.reports, self.proposed, [worker.fingerprint() for worker in self.workers])
         return repr((own, self.ask("state")["state"]))
 
     # -- renaming --------------------------------------------------------------------------------------------
