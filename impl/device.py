@@ -9,7 +9,7 @@ between is torn for certain, not by luck.
 On a CPU an operation runs when ``execute`` is called.  On a CUDA device ``execute`` only launches it, on the
 current stream, and never waits: numbers that the host knows go through :meth:`Device.tensor`, those that it
 learns later (token ids, how many drafts were right: a :class:`Feed`) through :meth:`Device.late`.  See
-``impl.streams`` for both on CUDA.
+``impl.cuda`` for both.
 
 Sources: `v1/worker/gpu/model_runner.py`, `v1/worker/gpu/pp_utils.py`, `v1/kv_offload/cpu/gpu_worker.py`,
 vLLM 0.33.0.

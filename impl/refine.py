@@ -53,7 +53,7 @@ from spec.config import Config, ConfigError
 from spec.lockstep import Lockstep
 from spec.outputs import OutputError, check_target, write_whole
 from spec.trace import commit
-from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, draw_options
+from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, counts_table, draw_options
 from spec.world import Breach, Choice
 
 __all__ = ["BYTES", "Build", "RealWorld"]
@@ -245,15 +245,9 @@ def repeat(run: Run, build: Build, report: Report, make: MakeWorld) -> None:
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: Report, order: str) -> Iterator[str]:
     """The tables that end a refinement."""
-    yield f"{'choice':<38}{'made':>10}"
-    for kind in WEIGHTS:
-        yield f"{kind:<38}{report.fired[kind]:>10}"
-    yield ""
-    yield f"{'witness':<38}{'reached':>10}"
-    for name in sorted(report.witnesses):
-        yield f"{name:<38}{report.witnesses[name]:>10}"
+    yield from counts_table(report.fired, report.witnesses, required(order))
     yield ""
     yield f"{'question':<18}{'against the reference':<24}{'answers':>9}  first example"
     for (question, kind), count in sorted(report.classes.items()):
@@ -263,12 +257,16 @@ def lines(report: Report) -> Iterator[str]:
         yield f"\ndisciplines broken on the way: {dict(report.disciplines)}"
 
 
+def required(order: str) -> tuple[str, ...]:
+    """Witnesses that must be reached."""
+    return (*WITNESSES, *(() if order == "turns" else (FORWARD_OVERLAPS_TRANSFER,)))
+
+
 def unreached(report: Report, order: str) -> list[str]:
     """Kinds of choice and witnesses that no run has reached, of those that the order permits."""
     when = ("work", "drain") if order == "free" else ()  # the device decides when
     choices = [kind for kind in WEIGHTS if not report.fired[kind] and kind not in when]
-    wanted = [*WITNESSES, *(() if order == "turns" else (FORWARD_OVERLAPS_TRANSFER,))]
-    return choices + [name for name in wanted if not report.witnesses[name]]
+    return choices + [name for name in required(order) if not report.witnesses[name]]
 
 
 def show_failure(run: Run, build: Build, make: MakeWorld = RealWorld) -> Iterator[str]:
@@ -409,7 +407,8 @@ def worlds(
     """The kind of world to run in, that in which each run is replayed, and what makes the devices."""
     if args.order == "turns":
         return RealWorld, None, device_type
-    from impl.streams import CACHING, Place
+    from impl.cuda import CACHING
+    from impl.streams import Place
 
     where = Place(cuda=args.device == "cuda", seed=args.seed)
     free = args.order == "free"
@@ -462,7 +461,7 @@ def main(argv: list[str] | None = None) -> int:
         report = refine(
             todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress, make=make, again=again
         )
-    print("\n" + "\n".join(lines(report)))
+    print("\n" + "\n".join(lines(report, args.order)))
     rate = max(report.cpu_seconds, 1e-9)
     print(
         f"\n{report.runs} runs, {report.choices} choices, {report.events} events, "

@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
@@ -283,15 +283,17 @@ def walk(
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def counts_table(fired: Counter[str], witnesses: Counter[str]) -> Iterator[str]:
+def counts_table(
+    fired: Counter[str], witnesses: Counter[str], required: Collection[str] = tuple(WITNESSES)
+) -> Iterator[str]:
     """How often each kind of choice was made and each witness was reached, of one run or of many."""
     yield f"{'choice':<38}{'made':>10}"
     for kind in WEIGHTS:
         yield f"{kind:<38}{fired[kind]:>10}"
     yield ""
     yield f"{'witness':<38}{'reached':>10}"
-    for name in sorted(set(WITNESSES) | set(witnesses)):
-        mark = "" if name in WITNESSES else "  (not required)"
+    for name in sorted({*required, *witnesses}):
+        mark = "" if name in required else "  (not required)"
         yield f"{name:<38}{witnesses[name]:>10}{mark}"
 
 

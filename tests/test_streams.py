@@ -15,7 +15,8 @@ try:
     import torch
 
     from impl import inject, refine
-    from impl.streams import HostLanes, Place
+    from impl.lanes import HostLanes
+    from impl.streams import Place
     from impl.world import BYTES, FORWARD_OVERLAPS_TRANSFER, Words
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):

@@ -10,7 +10,9 @@ try:
     import torch
 
     from impl import inject, refine
-    from impl.streams import CACHING, CudaDevice, CudaLanes, Place
+    from impl.cuda import CACHING, CudaDevice
+    from impl.lanes import CudaLanes
+    from impl.streams import Place
     from impl.world import BYTES, FORWARD_OVERLAPS_TRANSFER
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
