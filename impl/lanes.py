@@ -227,8 +227,8 @@ class CudaLanes:
         self.gates[number] = 1
 
     def linger(self) -> None:
-        """Up to two milliseconds, as a transfer of real size takes."""
-        self.kernels.linger(self.gates, self.random.choice((0, 20, 200, 2000)))
+        """Up to some milliseconds, as a transfer of real size takes."""
+        self.kernels.linger(self.gates, self.random.choice((0, 100, 1000, 10000)))
 
     def marks(self) -> Iterator[Mark]:
         """As the device has written them."""

@@ -45,6 +45,7 @@ except ModuleNotFoundError:
 from impl.decisions import Decisions
 from impl.device import Device, Feed, kernels_named
 from impl.engine import Engine
+from impl.lanes import Stuck
 from impl.world import BYTES, CONTRACT, FORWARD_OVERLAPS_TRANSFER, Build, RealWorld
 from spec import config as configs
 from spec import handbook, reduce, trace
@@ -454,13 +455,18 @@ def main(argv: list[str] | None = None) -> int:
             last[0] = report.seconds
             print(f"  {report.runs} runs, {report.choices} choices, {report.events} events", flush=True)
 
-    if known:
-        report = Report()
-        report.add(replay(known.header.config, build, known.choices, make=make))
-    else:
-        report = refine(
-            todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress, make=make, again=again
-        )
+    try:
+        if known:
+            report = Report()
+            report.add(replay(known.header.config, build, known.choices, make=make))
+        else:
+            report = refine(
+                todo, build, runs=runs, choices=choices, seed=args.seed, progress=progress, make=make,
+                again=again,
+            )  # fmt: skip
+    except Stuck as stuck:
+        print(f"impl.refine: {stuck}", file=sys.stderr)
+        return 1
     print("\n" + "\n".join(lines(report, args.order)))
     rate = max(report.cpu_seconds, 1e-9)
     print(
