@@ -149,13 +149,11 @@ class Worker:
                 moves.append((last, row))
                 stages["leave"].append(("main", ops.Permute(((last, row),), ())))
             self.batch.pop()
-        fresh = []
         for uid, computed, table in message.fresh:
             row = len(self.batch)
             self.batch.append(uid)
             self.slot[uid] = row
             self.enter(uid, row, computed, table, stages)
-            fresh.append(row)
         tokens = {row.uid: row.tokens for row in message.rows}
         # Decode rows first (``_may_reorder_batch``): one swap when a long row stands before a short one.
         for one in range(len(self.batch)):
@@ -170,6 +168,7 @@ class Worker:
         self.append(message, stages)
         if config.drafts and config.async_scheduling:
             buffer = decide.counts_buffer()
+            fresh = [self.slot[uid] for uid, _, _ in message.fresh]  # after the swaps
             stages["rows"].append(("main", ops.HostRows("rows", tuple(moves), tuple(swaps), tuple(fresh))))
             known = [(row, decide.previous_row(then.get(uid), uid in then)) for uid, row in self.slot.items()]
             if (
