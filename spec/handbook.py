@@ -453,6 +453,7 @@ RECORDED = {
     "walk": "python -m spec.walk --markdown docs/walk.md",
     "refine": "python -m impl.refine --all --runs 50 --markdown docs/refine.md",
     "inject": "python -m impl.inject --markdown docs/refine.md",
+    "soak": "python -m impl.soak --all --device cuda --markdown docs/soak.md",
     "matrix": "python -m impl.upstream matrix --record",
 }
 

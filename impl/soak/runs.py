@@ -1,0 +1,123 @@
+"""Loads by name, and runs of them: here or in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import torch
+
+from impl.decisions import Decisions
+from impl.device import Device, Feed, kernels_named
+from impl.engine import Engine
+from impl.inject import Swapped, injectable
+from impl.soak.service import Build, Load, Oracle, Outcome, Stop
+from spec import config as configs
+from spec.chains import Chains
+from spec.config import Config, ConfigError
+
+LOADS = Path(__file__).parent / "loads"
+MAIN_LOAD = "pp4"
+
+
+@lru_cache(maxsize=1)
+def oracle(load: str, run: int, seed: int) -> Oracle:
+    """One for all faults that see the same clients: most prompts are theirs in common."""
+    return Oracle(load_named(load))
+
+
+def load_named(name: str) -> Config:
+    """The deployment of a load.  Raises :class:`ConfigError` for an unknown name."""
+    path = LOADS / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(f"no load {name!r}; there are {', '.join(load_names())}")
+    return configs.load(path)
+
+
+def load_names() -> list[str]:
+    """All loads, the main one first."""
+    names = sorted(path.stem for path in LOADS.glob("*.toml"))
+    return sorted(names, key=lambda name: name != MAIN_LOAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run of one load: what a process is told."""
+
+    load: str
+    run: int
+    fault: str  # "": none
+    design: str  # the fault whose base design this is; "" for the usual one
+    requests: int
+    seed: int
+    device: str
+    kernels: str
+
+
+def engine_of(task: Task) -> Build:
+    """The implementation as it is, or with the task's fault in it."""
+    known = injectable()
+    base = known[task.fault or task.design].base if task.fault or task.design else {}
+    change = known[task.fault].change if task.fault else {}
+    decide = replace(Decisions(), **{**base, **change})
+    kernels, device = kernels_named(task.kernels), torch.device(task.device)
+
+    def build(config: Config, chains: Chains, feed: Feed) -> Engine:
+        kind = Swapped if task.fault else Device
+        return Engine(config, chains, feed, decide=decide, kernels=kernels, device=device, device_type=kind)
+
+    return build
+
+
+STOP: list[Stop] = []
+"""In a process that serves for another one: the event that ends it."""
+
+
+def take_event(stop: Stop) -> None:
+    """A process begins: it stops when it is told, and not by itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    STOP.append(stop)
+
+
+def serve(task: Task, stop: Stop | None = None) -> Outcome:
+    """Run one load.  Determined by the task."""
+    stop = STOP[0] if STOP else stop
+    random = Random(f"{task.seed}/{task.load}/{task.run}")
+    load = Load(load_named(task.load), engine_of(task), oracle(task.load, task.run, task.seed), random)
+    seen = load.run(task.requests, stop)
+    seen.load, seen.run, seen.fault = task.load, task.run, task.fault
+    return seen
+
+
+def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Task, Outcome]]:
+    """Run all tasks, each in a process of its own on CUDA: there an index out of bounds ends the process.
+
+    Stopped, what was begun is still told; what was not is left out."""
+    if jobs == 1 and tasks[0].device == "cpu":
+        for task in tasks:
+            if stop.is_set():
+                return
+            yield task, serve(task, stop)
+        return
+    context = multiprocessing.get_context("spawn")
+    shared = context.Event()
+    each = 1 if tasks[0].device != "cpu" else None
+    with ProcessPoolExecutor(jobs, context, take_event, (shared,), max_tasks_per_child=each) as pool:
+        waiting: dict[Future[Outcome], Task] = {pool.submit(serve, task): task for task in tasks}
+        while waiting:
+            if stop.is_set():
+                shared.set()
+                for future in [one for one in waiting if one.cancel()]:
+                    del waiting[future]
+            try:
+                for future in as_completed(list(waiting), timeout=0.5):
+                    yield waiting.pop(future), future.result()
+            except TimeoutError:
+                continue
