@@ -53,6 +53,8 @@ Reply = TypeVar("Reply")
 STREAMS = ("main", "store", "load", "counts")
 CRASHES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
 QUIET_ROUNDS = 400  # schedules after which a quiet engine that still has work is stuck
+LONG_PHASE = 60  # schedules after which one looks whether a quiet engine stands where it stood,
+RETURNS = 12  # and how often it must, to be stuck
 Choice = Event
 
 
@@ -494,10 +496,15 @@ class World:
         """The adversary goes quiet: everything runs, and the engine schedules until nothing is left.
 
         If it does not come to rest, or if something is left over, that is a verdict."""
-        for _ in range(QUIET_ROUNDS):
+        stood: Counter[str] = Counter()
+        rounds = 0
+        while rounds < QUIET_ROUNDS and max(stood.values(), default=0) < RETURNS:
+            rounds += 1
             self._drain()
             if self.verdict or self.idle():
                 break
+            if rounds > LONG_PHASE:
+                stood[self.standing()] += 1
             if len(self.queue) < self.depth:
                 self._schedule()
                 if not self.verdict:
@@ -509,7 +516,7 @@ class World:
             "everything_drains",
             True,
             self.idle(),
-            lambda: f"after {QUIET_ROUNDS} rounds: {stuck or 'transfers'} left",
+            lambda: f"after {rounds} rounds: {stuck or 'transfers'} left",
         )
         if not self.verdict:
             left = self.leftover()

@@ -33,7 +33,7 @@ FAULTS = (
         "A cached block is handed out anew and keeps its key: hits go on finding it.",
         "evicted first (_maybe_evict_cached_block)",
         ("v1/core/block_pool.py::BlockPool._maybe_evict_cached_block",),
-        {"forgets_key": lambda block: False}, bites=("plain", "hybrid-pp1"),
+        {"forgets_key": lambda block: False}, bites=("fences", "state-fences"),
     ),
     Fault(
         "prefix-published-ahead", "ownership", DECISION,
