@@ -162,11 +162,9 @@ FAULTS = (
     ),
     Fault(
         "report-by-client-name", "id_reuse", DECISION,
-        "Transfers are kept under the client's name: a late report of an earlier attempt is taken for the "
-        "load of the one that has the name now.",
+        "Transfers are kept under the client's name: a late report of an earlier attempt is taken for one of "
+        "whoever has the name now; the earlier one waits for it for ever, and keeps its blocks.",
         "an id an attempt", ("https://github.com/volcano-sh/kthena/issues/1423",),
-        {"reported_life": newest_of_that_name},
-        base={"joins_loads": lambda left: False, "readmit_waits": lambda jobs: False},
-        bites=("plain-offload",), cases=("kthena-1423",),
+        {"reported_life": newest_of_that_name}, bites=("plain-offload",), cases=("kthena-1423",),
     ),
 )  # fmt: skip

@@ -261,7 +261,7 @@ def _job(
 ) -> None:
     ref.next_job = max(ref.next_job, j + 1)
     ref.jobs[j] = JobState(u, way, chunks, set(range(ref.config.ranks)))
-    ref.plans[u].jobs[j] = None
+    ref.plans[u].jobs[j] = way
     (ref.new_loads if way == "load" else ref.new_stores).append(j)
     for (g, n, prefix), _, subs in chunks:
         if way == "load":

@@ -160,7 +160,7 @@ def create(ref: Reference, request: Request, way: str, chunks: tuple[Chunk, ...]
     job = ref.next_job
     ref.next_job += 1
     ref.jobs[job] = JobState(request.uid, way, chunks, set(range(ref.config.ranks)))
-    ref.plans[request.uid].jobs[job] = None
+    ref.plans[request.uid].jobs[job] = way
     ref.do(("job", job, way, request.uid, chunks))
     if way == "store":
         blocks = tuple(dict.fromkeys(b for _, _, subs in chunks for b in subs if b))
@@ -340,7 +340,7 @@ def loaded(ref: Reference, state: JobState) -> None:
         return
     plan = ref.plans[request.uid]
     plan.load_failed |= state.failed
-    if ref.decide.joins_loads(sum(ref.jobs[j].way == "load" for j in plan.jobs if j in ref.jobs)):
+    if ref.decide.joins_loads(sum(way == "load" for way in plan.jobs.values())):
         return
     if request.status is Status.DONE:
         if ref.decide.gives_back(plan.allocated):

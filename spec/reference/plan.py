@@ -19,7 +19,7 @@ class Plan:
     mirror: list[list[int]]  # per group: block ids as the ranks hold them: only ever appended
     next_chunk: list[int]  # per group: chunks already offered to the store
     told: list[int] = field(default_factory=list)  # per group: columns that the ranks know of
-    jobs: dict[int, None] = field(default_factory=dict)  # transfers not fully reported
+    jobs: dict[int, str] = field(default_factory=dict)  # transfers not fully reported -> "store" or "load"
     ready: bool = False  # an external load has completed; admission goes on from the book's hit
     load_failed: bool = False  # a part of its load has failed
     tried: bool = False  # a load failed: recompute, do not look up again

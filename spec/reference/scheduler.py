@@ -263,7 +263,7 @@ class Reference:
             plan = self.plans[request.uid]
             if idle and not plan.ready and not request.flying and request.holds():
                 over = request.status is Status.DONE
-                if over and any(self.jobs[j].way == "load" for j in plan.jobs if j in self.jobs):
+                if over and any(way == "load" for way in plan.jobs.values()):
                     continue
                 if not over or self.decide.gives_back(plan.allocated):
                     self.drop_all(request)
@@ -422,8 +422,8 @@ class Reference:
         self.leaving.append(uid)
         plan.in_batch = False
         self.do(("preempt", uid))
-        for job in plan.jobs:
-            if self.decide.flushes_preempted(self.jobs[job].way):
+        for job, way in plan.jobs.items():
+            if self.decide.flushes_preempted(way):
                 self.do(("flush", job))
         if not self.decide.frees_wait_for_steps(request):
             self.drop_all(request)
