@@ -5,10 +5,11 @@ caught.
 [--kernels torch|triton] [--runs R] [--choices N] [--seed S] [--json FILE]``
 
 The shipped modules hold no fault switch.  A fault is another decision function or another order of a step
-(``spec.faults`` says which), or other arrays: :class:`Swapped` binds the kernels to tables whose rows it
-fills from wherever an operation's operands say, so that a row taken by batch index, a rotated buffer or a
-stale table reaches the kernels as it reached them in the field.  Each fault is looked for twice: by
-everything (contracts, ghost, bytes), and by bytes alone, with every rule of the model switched off.
+(``spec.faults`` says which), an edit of what the engine answers (:class:`Edited`), or other arrays:
+:class:`Swapped` binds the kernels to tables whose rows it fills from wherever an operation's operands say, so
+that a row taken by batch index, a rotated buffer or a stale table reaches the kernels as it reached them in
+the field.  Each fault is looked for twice: by everything (contracts, ghost, bytes), and by bytes alone, with
+every rule of the model switched off.  Without it, the choices that catch it must hold.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from random import Random
 from typing import Any
 
 try:
@@ -30,17 +32,22 @@ except ModuleNotFoundError:
 
 from impl import refine
 from impl.decisions import Decisions
-from impl.device import Device
+from impl.device import Device, Feed
+from impl.engine import Engine
 from impl.kernels.layout import GatherTables
 from impl.refine import BYTES, Build, MakeWorld, RealWorld, implementation
 from spec import config as configs
 from spec import handbook
+from spec.chains import Chains
 from spec.config import Config, ConfigError
 from spec.faults import CATALOGUE, Fault, hunt
 from spec.faults.fault import HARMLESS
-from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, TableRow
+from spec.faults.tamper import Tamper
+from spec.lockstep import Lockstep
+from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, SetRow, TableRow
 from spec.rules import BY_NAME
 from spec.trace import commit
+from spec.walk import draw_options
 from spec.world import Choice
 
 RUNS, CHOICES = 60, 200
@@ -91,6 +98,17 @@ class Swapped(Device):
                 assert isinstance(operand, Deref)
                 table[row] = self.buffers[operand.buffer][g][operand.row]
 
+    def set_row(self, op: SetRow) -> None:
+        """What stands in the host's memory when the copy runs, where the host rewrites it."""
+        blocks = op.blocks
+        if not isinstance(blocks, list):
+            super().set_row(op)
+            return
+        length, memory = len(blocks), self.memory
+        sent = self.late(op, lambda: [*blocks, *[0] * length][:length], length)
+        memory.source[op.group][op.row, op.first : op.first + length] = sent.int()
+        memory.num_blocks[op.group, op.row].fill_(op.first + length)
+
     def gather_rows(self, op: Gather) -> None:
         """Into the buffer that the operation names, and no further than its padding."""
         self.gather._dirty_rows = self.gather_other._dirty_rows = (
@@ -134,20 +152,41 @@ class Swapped(Device):
         return super().state_columns(torch.where(lengths > 0, sequence, torch.ones_like(sequence)), lengths)
 
 
+class Edited:
+    """An engine whose answers and programs are edited on their way to the world: what is asked goes through
+    the fault's edits, memory and devices are the engine's own."""
+
+    def __init__(self, engine: Engine, tamper: Tamper, config: Config, chains: Chains) -> None:
+        self.devices = engine.devices
+        self.policy = tamper(lambda *_: engine)(config, chains)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
 def injectable() -> dict[str, Fault]:
-    """Faults that replace decisions which the implementation has."""
+    """Faults that replace decisions which the implementation has, or edit answers and programs."""
     known = {field.name for field in fields(Decisions)}
     return {
         name: fault
         for name, fault in CATALOGUE.items()
-        if fault.change and set(fault.change) | set(fault.base) <= known and fault.kind != HARMLESS
+        if (fault.change or fault.tamper)
+        and set(fault.change) | set(fault.base) <= known
+        and fault.kind != HARMLESS
     }
 
 
 def faulty(fault: Fault, kernels: str = "torch", device_type: Callable[..., Device] = Swapped) -> Build:
     """The implementation with the fault in it."""
-    decide = replace(Decisions(), **{**fault.base, **fault.change})
-    return implementation(decide, kernels=kernels, device_type=device_type)
+    decide, tamper = replace(Decisions(), **{**fault.base, **fault.change}), fault.tamper
+    build = implementation(decide, kernels=kernels, device_type=device_type)
+    if tamper is None:
+        return build
+
+    def edited(config: Config, chains: Chains, feed: Feed) -> Any:
+        return Edited(build(config, chains, feed), tamper, config, chains)
+
+    return edited
 
 
 def repaired(fault: Fault, kernels: str = "torch", device_type: Callable[..., Device] = Swapped) -> Build:
@@ -155,15 +194,49 @@ def repaired(fault: Fault, kernels: str = "torch", device_type: Callable[..., De
     return implementation(replace(Decisions(), **fault.base), kernels=kernels, device_type=device_type)
 
 
+def replay(
+    config: Config, build: Build, script: Sequence[Choice], *, judged: bool, off: frozenset[str],
+    make: MakeWorld,
+) -> refine.Run:  # fmt: skip
+    """These choices, as far as they are possible, then quiet.  Where the device decides the order, to go
+    quiet is to wait for it: the ghost must not run ahead."""
+    world = make(config, build, judged=judged, off=off)
+    for choice in (*script, ("quiet",)):
+        if refine.refusals(world):
+            break
+        if choice[0] == "quiet":
+            world.come_to_rest()
+        else:
+            world.take(choice)
+    world.finish()
+    return refine.Run(config, 0, draw_options(config, Random(0)), world.made, world)
+
+
+def followed(fault: Fault, make: MakeWorld) -> MakeWorld:
+    """Worlds in which the reference follows only a fault that was found in its own design; contracts judge
+    every design."""
+
+    def made(config: Config, build: Build, **options: Any) -> RealWorld:
+        world = make(config, build, **options)
+        policy: object = world.policy
+        if fault.base and isinstance(policy, Lockstep):
+            policy.lost = "the reference has another design"
+        return world
+
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """Where a fault was caught first."""
+    """Where a fault was caught first; ``twin``: what broke on the same choices without the fault, if
+    anything."""
 
     config: str
     run: int
     choices: int
     rule: str
     text: str
+    twin: str
 
 
 def resends(config: Config) -> Iterator[tuple[Choice, ...]]:
@@ -179,17 +252,21 @@ def catch(
 ) -> Catch | None:  # fmt: skip
     """The first run, in the configurations where the fault bites, that catches it: the catalogue's
     stored run of it, if any (run -1), then resends (run -2), then walks, then a run that the model's own
-    walk finds, being much faster (run -3)."""
-    build = faulty(fault, kernels, device_type)
-    off = SILENT if bytes_alone else frozenset()
+    walk finds, being much faster (run -3).  The choices that catch it are made once more, without it."""
+    build, twin = faulty(fault, kernels, device_type), repaired(fault, kernels, device_type)
+    judged, off = not bytes_alone, SILENT if bytes_alone else frozenset()
+    make = followed(fault, make)
 
     def caught(run: refine.Run, number: int) -> Catch | None:
         broken = refine.failure(run)
-        return Catch(run.config.name, number, len(run.choices), *broken) if broken else None
+        if not broken:
+            return None
+        again = replay(run.config, twin, run.choices, judged=judged, off=off, make=make)
+        left = ": ".join(refine.failure(again) or ())
+        return Catch(run.config.name, number, len(run.choices), *broken, left)
 
     def replayed(config: Config, script: Sequence[Choice], number: int) -> Catch | None:
-        run = refine.replay(config, build, script, judged=not bytes_alone, off=off, make=make)
-        return caught(run, number)
+        return caught(replay(config, build, script, judged=judged, off=off, make=make), number)
 
     known = hunt.stored(fault.name)
     found = replayed(known[0], known[2], -1) if known else None
@@ -199,9 +276,7 @@ def catch(
             found = found or replayed(config, script, -2)
     for number in range(0 if found else runs):
         for config in todo:
-            run = refine.refine_once(
-                config, build, seed, number, choices, judged=not bytes_alone, off=off, make=make
-            )
+            run = refine.refine_once(config, build, seed, number, choices, judged=judged, off=off, make=make)
             found = found or caught(run, number)
         if found:
             break
@@ -226,6 +301,7 @@ def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[st
             "fault": name, "mechanism": fault.mechanism, "caught by": one.rule if one else "",
             "in": one.config if one else "", "run": one.run if one else None, "text": one.text if one else "",
             "bytes alone": {BYTES: "bytes", "": ""}.get(by_bytes, "it raises an error"),
+            "repaired": "; ".join(filter(None, (each.twin for each in (one, alone) if each))) or "holds",
         }  # fmt: skip
 
 
@@ -271,10 +347,14 @@ def main(argv: list[str] | None = None) -> int:
         found.append(row)
         caught = row["caught by"] or "NOT FOUND"
         print(f"{row['fault']:<36}{caught:<30}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
+        if row["repaired"] != "holds":
+            print(f"    without the fault it breaks too: {row['repaired']}", flush=True)
+    both = [row["fault"] for row in found if row["repaired"] != "holds"]
     missed = [row["fault"] for row in found if not row["caught by"]]
     print(
         f"\n{len(found) - len(missed)} of {len(found)} faults caught, "
-        f"{args.runs} runs x {args.choices} choices at most"
+        f"{args.runs} runs x {args.choices} choices at most; without it the same choices hold for "
+        f"{len(found) - len(missed) - len(both)}"
     )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
@@ -305,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             print(f"impl.inject: {error}", file=sys.stderr)
             return 2
-    return 3 if missed else 0
+    return 1 if both else 3 if missed else 0
 
 
 if __name__ == "__main__":

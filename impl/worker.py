@@ -14,6 +14,7 @@ last.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from impl.decisions import Decisions
 from impl.device import Device
@@ -69,6 +70,7 @@ class Worker:
         self.counted: tuple[int, dict[UserId, int]] = (0, {})  # v1: the last step that computed, rows then
         self.late: dict[UserId, tuple[int, int]] = {}  # v1 stages: step and index that still lack counts
         self.stages: dict[str, Program] = {}
+        self.pinned: list[list[int]] = []  # one piece of pinned host memory a table write of a step
 
     def enqueue(self, stage: str, op: Op, stream: str = "main") -> None:
         """An operation of a stage of this step."""
@@ -147,13 +149,25 @@ class Worker:
 
     def append(self, message: SchedulerOutput) -> None:
         """New columns go behind those that the row has."""
+        written = 0
         for uid, table in message.appended:
             columns = self.columns[uid]
             for group, blocks in enumerate(table):
                 if blocks:
                     first = self.decide.append_column(columns[group])
-                    self.enqueue("update", SetRow(group, self.slot[uid], first, blocks))
+                    sent = self.staged(written, blocks)
+                    self.enqueue("update", SetRow(group, self.slot[uid], first, sent))
                     columns[group] += len(blocks)
+                    written += 1
+
+    def staged(self, number: int, blocks: tuple[int, ...]) -> Sequence[int]:
+        """Where the copy to the device finds a step's table write with this number."""
+        if self.decide.stages_afresh():
+            return blocks
+        if number == len(self.pinned):
+            self.pinned.append([])
+        self.pinned[number][:] = blocks
+        return self.pinned[number]
 
     def permute_rows(self, message: SchedulerOutput) -> None:
         """v1: rows are removed, the batch is made dense and sorted; counts follow their requests."""

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ try:
     from impl.kernels.layout import Layout
     from impl.memory import POISON, Memory, page_bytes
     from impl.model import CELL_WORDS, INNER, LANES, MASK, TAPS, Truth, embed, layers_of, mix, signed
+    from impl.scheduler.cache import CacheManager
     from impl.scheduler.pool import BlockPool
+    from impl.scheduler.request import Request
     from impl.scheduler.tier import ABSENT, READY, WRITING, HostTier
+    from impl.streams import Place
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -35,6 +39,11 @@ except ModuleNotFoundError as missing:
 from spec import config as configs
 from spec.chains import EMPTY, Chains
 from spec.config import Config, Kind
+from spec.faults import CATALOGUE, Fault
+from spec.faults.fault import DECISION
+from spec.faults.tamper import editing, enqueuing
+from spec.ops import PreProcess
+from spec.reference import Decisions as ReferenceDecisions
 from spec.reference import Reference
 from spec.walk import COMPOSED, walk_once
 
@@ -266,6 +275,19 @@ def test_the_pool_reuses_blocks_without_a_key_first() -> None:
         pool.allocate(("r3", 1), 0, 9)
 
 
+def test_blocks_come_back_when_all_their_holders_leave() -> None:
+    cache = CacheManager(configs.named("plain"), Decisions(), lambda event: None)
+    one, two = (Request.new((name, 1), (1, 2), [0, 1, 2], 1, 1) for name in ("r1", "r2"))
+    for col in (0, 1):
+        one.put(0, col, cache.pool.allocate(one.uid, 0, col))
+    shared = one.block(0, 0)
+    assert shared is not None
+    cache.pool.adopt(shared, two.uid, 0, 0)
+    two.put(0, 0, shared)
+    two.retained.append((1, 0, cache.pool.allocate(two.uid, 0, -1)))
+    assert [cache.returning_blocks(who) for who in ([], [one], [two], [one, two])] == [0, 1, 1, 3]
+
+
 def test_the_tier_evicts_the_oldest_chunk_that_nobody_reads_or_needs() -> None:
     log: list[Any] = []
     tier = HostTier(2, Decisions(), log.append)
@@ -431,9 +453,63 @@ def test_bytes_alone_catch_the_faults_of_kernels_and_connector(name: str) -> Non
 def test_every_fault_is_caught_and_its_repair_is_not(name: str) -> None:
     fault = inject.injectable()[name]
     found = inject.catch(fault, runs=60, choices=200, seed=0)
-    assert found is not None
-    run = refine.refine_once(configs.named(found.config), inject.repaired(fault), 0, max(found.run, 0), 200)
+    assert found is not None and not found.twin
+    config, number = configs.named(found.config), max(found.run, 0)
+    make = inject.followed(fault, refine.RealWorld)
+    run = refine.refine_once(config, inject.repaired(fault), 0, number, 200, make=make)
     assert refine.failure(run) is None
+
+
+def test_the_implementation_has_every_decision_of_the_reference() -> None:
+    mine, reference = ({one.name: one for one in fields(table)} for table in (Decisions, ReferenceDecisions))
+    assert set(mine) == set(reference)
+    decided = {name for name, fault in CATALOGUE.items() if fault.change or fault.tamper}
+    assert decided - set(inject.injectable()) == {"drop-ignored-by-states"}  # which is no fault
+
+
+def test_every_decision_is_asked() -> None:
+    """In some run; ``boundary_block`` only by a design that stores states by column."""
+    asked: set[str] = {"boundary_block"}
+
+    def noting(name: str, decide: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            asked.add(name)
+            return decide(*given)
+
+        return noted
+
+    plain = {one.name: getattr(Decisions(), one.name) for one in fields(Decisions)}
+    calls = {name: decide for name, decide in plain.items() if callable(decide)}
+    build = refine.implementation(Decisions(**{name: noting(name, one) for name, one in calls.items()}))
+    names = ("composed-v1", "window-offload", "hybrid-pp2-async", "composed-pp4")
+    for number, name in product(range(8), names):
+        if set(calls) != asked:
+            run = refine.refine_once(configs.named(name), build, 0, number, 200, judged=False)
+            assert refine.failure(run) is None
+    assert set(calls) == asked
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        editing("drop", lambda book, event: []),  # a leak
+        enqueuing(lambda rank, program: [one for one in program if not isinstance(one[1], PreProcess)]),
+    ],
+    ids=["drops-forgotten", "no-pre-processing"],
+)
+def test_edits_of_answers_and_programs_are_faults_too(tamper: Any) -> None:
+    fault = Fault("edited", "none", DECISION, "", "", (), tamper=tamper, bites=("hybrid-pp1",))
+    for make in (refine.RealWorld, Place(cuda=False, seed=1).gated):
+        found = inject.catch(fault, runs=5, choices=100, seed=0, make=make)
+        assert found is not None and not found.twin
+
+
+def test_a_catch_that_is_not_the_faults_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = inject.injectable()["new-ids-from-position-zero"]
+    monkeypatch.setattr(inject, "repaired", inject.faulty)
+    found = inject.catch(fault, runs=5, choices=200, seed=0)
+    assert found is not None and found.twin.startswith(found.rule)
+    assert inject.main(["--fault", "new-ids-from-position-zero", "--runs", "5"]) == 1
 
 
 def test_a_swapped_device_without_a_fault_is_right() -> None:

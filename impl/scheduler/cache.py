@@ -6,9 +6,9 @@ Sources: `v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator`, `v1/core/k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import lcm
 
 from impl.decisions import Decisions
 from impl.scheduler.managers import MANAGERS, Found, FullManager
@@ -43,7 +43,7 @@ class CacheManager:
 
     def __init__(self, config: Config, decide: Decisions, log: Callable[[Event], None]) -> None:
         self.config, self.decide, self.log = config, decide, log
-        self.pool = BlockPool(config.pool_blocks, log)
+        self.pool = BlockPool(config.pool_blocks, log, decide.forgets_key)
         dropping = config.dropping_groups()
         self.groups: list[FullManager] = []
         for index, group in enumerate(config.groups):
@@ -56,7 +56,8 @@ class CacheManager:
         self.state_block = self.recurrent[0].block if self.recurrent else 0
         self.drops = [manager.drops for manager in self.groups]
         self.partial = config.partial_hits and config.prefix_caching and not config.offload
-        self.unit = config.hash_block_tokens if self.partial else lcm(*(m.block for m in self.groups))
+        units = tuple(manager.block for manager in self.groups)
+        self.unit = config.hash_block_tokens if self.partial else decide.hit_unit(units)
         self.cached_now: dict[int, None] = {}  # states published by the step being scheduled
         self.boundaries: list[Boundary] = []  # to be offered to the store
 
@@ -185,13 +186,20 @@ class CacheManager:
         request.tables[group][col] = None
         self.pool.release(block, request.uid, group, col)
 
-    def release_all(self, request: Request, step: int) -> None:
-        """Give up everything, tails first, so that a prefix's tail is reused before its head."""
-        for g in range(len(self.groups)):
+    def returning_blocks(self, requests: Iterable[Request]) -> int:
+        """Blocks that nobody but these requests holds."""
+        holds = Counter(block.id for request in requests for block in request.blocks())
+        return sum(self.pool.blocks[block].references == count for block, count in holds.items())
+
+    def release_all(self, request: Request, step: int, groups: int | None = None) -> None:
+        """Give up everything, or all of the first ``groups`` groups; tails first, so that a prefix's tail is
+        reused before its head."""
+        for g in range(len(self.groups) if groups is None else groups):
             held = self.decide.release_list(request.ids(g), request.mirror[g])
             for col in range(len(held) - 1, -1, -1):
                 if held[col]:
                     self.pool.release(self.pool.blocks[held[col]], request.uid, g, col)
+            request.tables[g].clear()
         self.release_copies(request, step)
         request.start_over(keeps_mirror=self.decide.keeps_mirror())
 
@@ -200,7 +208,11 @@ class CacheManager:
         key."""
         for entry in [e for e in request.retained if e[0] <= step]:
             request.retained.remove(entry)
-            self.pool.release(entry[2], request.uid, entry[1], -1)
+            _, g, block = entry
+            self.pool.release(block, request.uid, g, -1)
+            for col in range(self.decide.released_with_copy(len(request.tables[g]))):
+                if request.block(g, col):
+                    self._release(request, g, col)
 
     # -- keys ----------------------------------------------------------------------------------------------
     def publish_attention(self, request: Request, upto: int) -> None:

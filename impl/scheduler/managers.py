@@ -156,7 +156,7 @@ class MambaManager(FullManager):
             return [], []
         running = required - drafts - 1
         place, moves = max(length, running), []
-        for col in range(max(length - drafts, 0), length) if request.grown else ():
+        for col in range(max(length - drafts, 0), length) if self.decide.relocates(request.grown) else ():
             if align.relocates_column(col, length, running, drafts) and request.tables[self.index][col]:
                 moves.append((col, place))
                 place += 1

@@ -16,18 +16,16 @@ from impl.decisions import Decisions
 from impl.device import Transfer
 from impl.scheduler.cache import CacheManager
 from impl.scheduler.managers import FullManager
-from impl.scheduler.pool import Block, Key
+from impl.scheduler.pool import Block, Chunk, Key
 from impl.scheduler.request import Request
 from impl.scheduler.tier import ABSENT, READY, WRITING, HostTier
 from spec.arith import align, coverage
 from spec.config import Config, Kind
 from spec.events import Event
+from spec.ops import UserId
 from spec.policy import PolicyError
 
 DEFER = -1
-
-Chunk = tuple[Key, int, tuple[int, ...]]
-"""(key, host place, device block by sub-slot, 0 for none)."""
 
 
 @dataclass(slots=True)
@@ -53,9 +51,15 @@ class OffloadScheduler:
     """Transfers of all requests, and the host tier."""
 
     def __init__(
-        self, config: Config, decide: Decisions, cache: CacheManager, log: Callable[[Event], None]
+        self,
+        config: Config,
+        decide: Decisions,
+        cache: CacheManager,
+        requests: dict[UserId, Request],
+        log: Callable[[Event], None],
     ) -> None:
         self.config, self.decide, self.cache, self.log = config, decide, cache, log
+        self.requests = requests  # the scheduler's
         self.per = config.blocks_per_chunk
         self.tier = HostTier(config.tier_chunks, decide, log)
         self.jobs: dict[int, Job] = {}
@@ -67,7 +71,7 @@ class OffloadScheduler:
         self.new_loads: list[int] = []
         full = [m for m in cache.groups if m.group.kind is Kind.FULL] or cache.groups
         self.segment = lcm(*(self.size(m) for m in full))
-        self.unit = lcm(*(self.size(m) for m in cache.groups))
+        self.unit = decide.hit_unit(tuple(self.size(manager) for manager in cache.groups))
         cache.pool.watchers.append(self.handed_out)
 
     def size(self, manager: FullManager) -> int:
@@ -76,7 +80,8 @@ class OffloadScheduler:
 
     def handed_out(self, block: Block) -> None:
         """Stores that still read a block must be over before its new owner writes."""
-        self.must_flush.update(self.fences.get(block.id, {}))
+        fencing = tuple(self.fences.get(block.id, ()))
+        self.must_flush.update(dict.fromkeys(self.decide.flushed_jobs(fencing)))
 
     # -- lookup --------------------------------------------------------------------------------------------
     def checked(self, manager: FullManager, local: int, total: int) -> range:
@@ -87,11 +92,8 @@ class OffloadScheduler:
             return range(end - 1, end)
         if group.kind is Kind.FULL:
             first = coverage.lookup_first_chunk_full(local, size)
-        elif group.kind is Kind.WINDOW:
-            first = self.decide.lookup_first(group, total, local, size)
         else:
-            window = coverage.chunked_window_chunks(group.window_tokens, size)
-            first = coverage.first_checked_chunk(total, local, window, size)
+            first = self.decide.lookup_first(group, total, local, size)
         return range(max(0, first), end + manager.drops)
 
     def demanded(self, manager: FullManager, local: int, total: int) -> range:
@@ -161,10 +163,12 @@ class OffloadScheduler:
         for manager in self.cache.groups:
             g = manager.index
             columns = manager.fresh_columns(local, total)
+            self.check_local(request, manager, local)
             for col in columns:
                 request.put(g, col, self.cache.pool.allocate(request.uid, g, col))
-            for chunk in self.demanded(manager, local, total):
-                key = self.key(manager, request, chunk)
+            demanded = self.demanded(manager, local, total)
+            for chunk in demanded:
+                key = self.key(manager, request, chunk - self.decide.load_shift(demanded.start))
                 if key is None or self.tier.state(key) != READY:
                     raise PolicyError(
                         f"load of {request.uid} admitted at {total} tokens names chunk {chunk} of group "
@@ -176,7 +180,19 @@ class OffloadScheduler:
                 subs = tuple(ids[first + i] if first + i in columns else 0 for i in range(self.per))
                 chunks.append((key, place, subs))
                 self.loading[key] = None
-        self.create(request, "load", tuple(chunks))
+        for part in self.decide.load_parts(tuple(chunks)):
+            self.create(request, "load", part)
+
+    def check_local(self, request: Request, manager: FullManager, local: int) -> None:
+        """The load begins behind the local prefix.  Raises :class:`PolicyError` if the row has another one
+        than the scheduler has counted."""
+        counted = local // manager.block
+        found = self.decide.local_columns(tuple(request.ids(manager.index)[:counted]), counted)
+        if found != counted:
+            raise PolicyError(
+                f"load of {request.uid}: {found} columns of group {manager.group.name} are local, "
+                f"not {counted}"
+            )
 
     def create(self, request: Request, way: str, chunks: tuple[Chunk, ...]) -> None:
         """A new transfer; a store's fences stand from now on."""
@@ -212,7 +228,8 @@ class OffloadScheduler:
                 continue
             g, ids = manager.index, request.ids(manager.index)
             length = self.decide.clipped_columns(manager.group, len(ids), eligible) if finished else len(ids)
-            upto = min(coverage.full_chunks_of(eligible, self.size(manager)), length // self.per)
+            full = coverage.full_chunks_of(eligible, self.size(manager))
+            upto = self.decide.storable_chunks(full, length // self.per)
             wanted = dict(
                 self.full_chunks(request, manager, ids, range(request.next_chunk[g], upto), eligible)
             )
@@ -227,6 +244,10 @@ class OffloadScheduler:
             key = self.key(manager, request, chunk)
             assert key is not None
             subs = tuple(ids[chunk * self.per : (chunk + 1) * self.per])
+            if len(subs) < self.per:
+                raise PolicyError(
+                    f"store of {request.uid}: chunk {chunk} of group {manager.group.name} lacks blocks"
+                )
             if manager.group.kind is Kind.MAMBA:
                 last = (chunk + 1) * self.per - 1
                 mirror = request.mirror[manager.index]
@@ -260,7 +281,8 @@ class OffloadScheduler:
             key = boundary.block.key
             if request.over:
                 continue  # nobody is left to answer for the transfer
-            if key is None or key[:2] != (boundary.group, boundary.tokens):
+            current = key is not None and key[:2] == (boundary.group, boundary.tokens)
+            if not self.decide.hand_off_stands(current):
                 continue  # reused before it could be stored
             if boundary.tokens % self.size(manager):
                 continue
@@ -284,6 +306,10 @@ class OffloadScheduler:
         over = self.decide.job_done(waiting) or (job.failed and not self.decide.failure_waits(waiting))
         return self.settle(number) if over else None
 
+    def loads_left(self, request: Request) -> int:
+        """Transfers that still load a request."""
+        return sum(self.jobs[job].way == "load" for job in request.jobs if job in self.jobs)
+
     def lift(self, job: int) -> None:
         """A store's fences go; another store's fence on the same block stays."""
         for block, jobs in list(self.fences.items()):
@@ -297,6 +323,8 @@ class OffloadScheduler:
         """A transfer is over."""
         job = self.jobs.pop(number)
         self.lift(number)
+        life = self.decide.reported_life(job.request.uid, tuple(self.requests))
+        job.request = self.requests.get(life, job.request)
         job.request.jobs.pop(number, None)
         for key, place, _ in job.chunks:
             if job.stale:

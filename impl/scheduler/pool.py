@@ -15,6 +15,9 @@ from spec.ops import UserId
 Key = tuple[int, int, int]
 """(group, tokens, hash of those tokens): equal hashes are equal prefixes."""
 
+Chunk = tuple[Key, int, tuple[int, ...]]
+"""A chunk of a transfer: (key, host place, device block by sub-slot, 0 for none)."""
+
 
 class Block:
     """One page id.  ``before`` and ``after`` link it into the free queue."""
@@ -78,15 +81,21 @@ class FreeQueue:
 class BlockPool:
     """All blocks of an engine; block 0 is the null block and belongs to nobody.
 
-    ``log`` takes every decision; ``watchers`` are told of each block that is handed out."""
+    ``log`` takes every decision; ``watchers`` are told of each block that is handed out; ``forgets_key``
+    says whether such a block loses its key."""
 
-    def __init__(self, blocks: int, log: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        log: Callable[[Event], None],
+        forgets_key: Callable[[int], bool] = lambda block: True,
+    ) -> None:
         self.blocks = [Block(number) for number in range(blocks)]
         self.free = FreeQueue()
         for block in self.blocks[1:]:
             self.free.append(block)
         self.by_key: dict[Key, dict[int, Block]] = {}
-        self.log = log
+        self.log, self.forgets_key = log, forgets_key
         self.watchers: list[Callable[[Block], None]] = []
         self.handed_out: list[tuple[Block, int]] = []  # (block, group), since the last step
         self.given_back: dict[int, None] = {}  # blocks freed since the last step
@@ -101,7 +110,8 @@ class BlockPool:
         column -1).  Raises ``IndexError`` if none is free."""
         block = self.free.head()
         self.free.remove(block)
-        self.evict(block)
+        if self.forgets_key(block.id):
+            self.evict(block)
         block.references = 1
         self.log(("alloc", uid, group, col, block.id))
         self.handed_out.append((block, group))

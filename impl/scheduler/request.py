@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -38,6 +39,7 @@ class Request:
     flying: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # step -> (from, tokens, drafts)
     jobs: dict[int, None] = field(default_factory=dict)  # transfers not reported by every rank
     landed: bool = False  # its load has landed everywhere
+    load_failed: bool = False  # one of the transfers that load it has failed
     tried: bool = False  # a load failed: compute, do not look up again
     grown: bool = False  # a step has grown its recurrent rows
     sampled_in: int = 0  # last step that samples for it
@@ -74,7 +76,12 @@ class Request:
     @property
     def holds(self) -> bool:
         """Whether it holds any block."""
-        return bool(self.retained) or any(block for table in self.tables for block in table)
+        return any(True for _ in self.blocks())
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block that it holds, once a reference."""
+        yield from (block for table in self.tables for block in table if block)
+        yield from (block for _, _, block in self.retained)
 
     @property
     def over(self) -> bool:

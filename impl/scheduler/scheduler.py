@@ -27,8 +27,8 @@ class Scheduler:
         self.decide = decide or Decisions()
         self.decisions: list[Event] = []
         self.cache = CacheManager(config, self.decide, self.log)
-        self.offload = OffloadScheduler(config, self.decide, self.cache, self.log)
         self.requests: dict[UserId, Request] = {}
+        self.offload = OffloadScheduler(config, self.decide, self.cache, self.requests, self.log)
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.loading: list[Request] = []
@@ -81,7 +81,7 @@ class Scheduler:
             alive = request.status is Status.RUNNING
             kept = new[: request.longest - request.known] if request.status is not Status.DONE else ()
             if alive and new:
-                request.computed -= drafts + 1 - len(new)
+                request.computed = self.decide.settled_count(request.computed, drafts + 1 - len(new))
                 self.accepted.append((uid, len(new)))
             for token in kept:
                 request.tokens.append(token)
@@ -109,17 +109,23 @@ class Scheduler:
                 queue.remove(request)
         if request.in_batch:
             self.left.append(request.uid)
-        if running and self.config.offload and why == "length":
+        if self.config.offload and self.decide.final_stores(why, running):
+            eligible = self.decide.store_limit(request.known, request.prompt, True)
+            self.offload.store_full(request, min(eligible, request.known), finished=True)
+        if self.config.offload and why == "length" and self.decide.hands_over(running):
             self.hand_over(request)
         if loading and self.decide.abort_waits_for_load():
             return
         if not self.decide.frees_wait_for_steps(request):
+            self.give_back(request)
+
+    def give_back(self, request: Request) -> None:
+        """The blocks of a request that is over or preempted."""
+        if request.status is not Status.DONE or self.decide.gives_back(request.grown):
             self.cache.release_all(request, self.step)
 
     def hand_over(self, request: Request) -> None:
-        """A finished request's full chunks are stored, and its table is handed to the connector."""
-        eligible = self.decide.store_limit(request.known, request.prompt, True)
-        self.offload.store_full(request, min(eligible, request.known), finished=True)
+        """A finished request's table is handed to the connector."""
         for manager in self.cache.groups:
             ids = request.ids(manager.index)
             length = self.decide.clipped_columns(manager.group, len(ids), request.computed)
@@ -129,10 +135,9 @@ class Scheduler:
         """Blocks of requests that are over or preempted go back once none of their steps is in flight."""
         for request in list(self.requests.values()):
             idle = request.status in (Status.DONE, Status.WAITING)
-            loads = any(self.offload.jobs[j].way == "load" for j in request.jobs)
             if idle and request.holds and not request.flying:
-                if not (request.status is Status.DONE and loads):
-                    self.cache.release_all(request, self.step)
+                if not (request.status is Status.DONE and self.offload.loads_left(request)):
+                    self.give_back(request)
             if request.over and not request.jobs:
                 del self.requests[request.uid]
 
@@ -146,17 +151,24 @@ class Scheduler:
         return self.answer()
 
     def loaded(self, job: Job) -> None:
-        """A load has landed on every rank, or failed on one."""
+        """A transfer that loads a request has landed on every rank, or failed on one."""
         request = job.request
-        if request.status is Status.DONE:
-            self.cache.release_all(request, self.step)
+        if request in self.loading:
+            request.load_failed |= job.failed
+        if self.decide.joins_loads(self.offload.loads_left(request)):
             return
+        if request.status is Status.DONE:
+            self.give_back(request)
+        if request not in self.loading:
+            return  # it is over, or has gone on already
         self.loading.remove(request)
-        if job.failed and self.decide.raises_on_failure():
+        failed, request.load_failed = request.load_failed, False
+        if failed and self.decide.raises_on_failure():
             raise PolicyError(f"a load of {request.uid} failed")
-        if job.failed and not self.decide.uses_failed_load():
+        if failed and not self.decide.uses_failed_load():
             request.tried = True
-            self.cache.release_all(request, self.step)
+            groups = self.decide.recovered_groups(len(self.cache.groups))
+            self.cache.release_all(request, self.step, groups)
             request.status, request.computed, request.hit = Status.WAITING, 0, 0
             self.log(("preempt", request.uid))
         else:
@@ -182,6 +194,9 @@ class Scheduler:
                 continue
             self.cache.free_behind(request)
             while not self.cache.fits(request, request.computed, q):
+                if self.decide.waits_for_returns(self.lacking_blocks(request, q), self.returning_blocks()):
+                    preempted = True  # nobody is admitted to what comes back
+                    break
                 victim = self.running[-1]
                 if victim is request and self.start_over_last_loaded(request):
                     continue
@@ -206,7 +221,7 @@ class Scheduler:
             return self.prefill_tokens(request, c, min(known - c, budget)), 0, False
         if self.config.async_scheduling:
             # The tokens of its last sampled step reach the first stage pp steps later.
-            if request.flying and step < request.sampled_in + self.config.pp:
+            if request.flying and not self.decide.runs_ahead(step, request.sampled_in, self.config.pp):
                 return 0, 0, True
             known = max(known, c + 1)
         elif request.flying:
@@ -277,7 +292,18 @@ class Scheduler:
             if self.decide.flushes_preempted(self.offload.jobs[job].way):
                 self.offload.must_flush[job] = None
         if not self.decide.frees_wait_for_steps(request):
-            self.cache.release_all(request, self.step)
+            self.give_back(request)
+
+    def lacking_blocks(self, request: Request, q: int) -> int:
+        """Blocks that the request's next ``q`` tokens need and the pool has not."""
+        return self.cache.growth_blocks(request, request.computed, q) - self.cache.pool.free.count
+
+    def returning_blocks(self) -> int:
+        """Blocks of requests that are over or preempted, and only wait for their steps in flight."""
+        leaving = [
+            r for r in self.requests.values() if r.flying and r.status in (Status.DONE, Status.WAITING)
+        ]
+        return self.cache.returning_blocks(leaving)
 
     def start_over_last_loaded(self, request: Request) -> bool:
         """Requests whose load has landed hold blocks while they wait, and may keep everybody from going
@@ -408,7 +434,8 @@ class Scheduler:
         queues = [[r.uid for r in queue] for queue in (self.running, self.waiting, self.loading)]
         requests = {
             u: (r.status, r.computed, r.hit, r.flying, r.published, r.mirror, r.next_chunk, r.told, r.landed,
-                r.tried, r.grown, r.sampled_in, r.in_batch, [r.ids(g) for g in range(len(r.tables))])
+                r.load_failed, r.tried, r.grown, r.sampled_in, r.in_batch,
+                [r.ids(g) for g in range(len(r.tables))])
             for u, r in self.requests.items()
         }  # fmt: skip
         return repr((requests, queues, self.left, jobs, offload.fences, offload.loading, offload.new_stores,

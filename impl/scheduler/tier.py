@@ -72,7 +72,7 @@ class HostTier:
     def complete_store(self, key: Key, ok: bool) -> None:
         """A store of the chunk is over, on every rank.  Raises ``KeyError`` for a chunk that is not here."""
         entry = self.entries[key]
-        if not ok:
+        if not ok or not self.decide.lists_stored():
             self._remove(key)
             return
         entry.ready = True
