@@ -53,24 +53,24 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_clients_of_a_sound_engine_get_what_greedy_decoding_gives() -> None:
-    seen = serve(task(requests=80))
-    assert seen.clean and seen.served + seen.aborted == seen.arrived == 80
-    assert seen.served > 60 and 3.5 < seen.acceptance < 5
+    seen = serve(task(requests=60))
+    assert seen.clean and seen.served + seen.aborted == seen.arrived == 60
+    assert seen.served > 40 and 3.5 < seen.acceptance < 5
     # The load is not an easy one: hits, loads from the host tier, preemptions, clients that go away.
     assert min(seen.cached_tokens, seen.loaded_tokens, seen.preempted, seen.aborted) > 0
 
 
 @pytest.mark.parametrize("load", load_names())
 def test_every_load_can_be_served(load: str) -> None:
-    seen = serve(task(load=load, requests=24))
-    assert seen.clean and seen.served + seen.aborted == 24
+    seen = serve(task(load=load, requests=12))
+    assert seen.clean and seen.served + seen.aborted == 12
 
 
 def test_a_seed_determines_a_run() -> None:
-    one = figures(serve(task(requests=25)))
+    one = figures(serve(task(requests=12)))
     runs.oracle.cache_clear()
-    assert figures(serve(task(requests=25))) == one
-    assert figures(serve(task(requests=25, seed=1))) != one
+    assert figures(serve(task(requests=12))) == one
+    assert figures(serve(task(requests=12, seed=1))) != one
 
 
 def test_the_reference_output_is_the_closed_forms() -> None:
@@ -88,7 +88,7 @@ def test_the_reference_output_is_the_closed_forms() -> None:
 
 
 def test_a_row_by_batch_index_gives_other_outputs_and_shorter_acceptance() -> None:
-    sound, broken = serve(task(load="pp4")), serve(task("row-by-batch-index"))
+    sound, broken = serve(task(load="pp4", requests=30)), serve(task("row-by-batch-index", requests=30))
     assert broken.differing > 3 and not broken.error
     assert broken.acceptance < sound.acceptance - 0.5
 
@@ -106,6 +106,7 @@ def test_an_assertion_of_the_engine_ends_the_load_and_is_told() -> None:
 def test_every_fault_has_a_load_and_a_place_in_the_plan() -> None:
     known, names = injectable(), load_names()
     assert set(table.LOOKED_FOR) | set(table.UNSEEN) <= set(known)
+    assert all(len(reason.split()) > 5 for reason in table.UNSEEN.values())
     assert {load for load, _ in table.LOOKED_FOR.values()} <= set(names) and names[0] == runs.MAIN_LOAD
     for one in names:
         assert load_named(one).name == one

@@ -51,7 +51,7 @@ from spec.trace import commit
 
 REQUESTS = 300  # of a run
 REFERENCE_RUNS = 10  # of the main load, for each run of a fault
-OTHER_REFERENCE_RUNS = 5  # of other loads: how much their figures vary is known from them
+OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
 PROGRESS_SECONDS = 3
 
 
@@ -90,11 +90,11 @@ def parser() -> argparse.ArgumentParser:
     )
     given.add_argument(
         "--runs", type=int, default=1, metavar="R",
-        help="of a fault (default 1; some have 4 for each); a load's reference has 5 or 10 for each",
+        help="of a fault (default 1; some have 4 for each); a load's reference has 4 or 10 for each",
     )  # fmt: skip
     given.add_argument("--seed", type=int, default=0, metavar="S")
     given.add_argument(
-        "--jobs", type=int, metavar="J", help="processes (default: 1 on a CPU, 8 at most on CUDA)"
+        "--jobs", type=int, metavar="J", help="processes (default: 1 on a CPU, 12 at most on CUDA)"
     )
     given.add_argument("--json", metavar="FILE")
     given.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'soak'")
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"impl.soak: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    jobs = args.jobs or (min(8, os.cpu_count() or 1) if args.device == "cuda" else 1)
+    jobs = args.jobs or (min(12, os.cpu_count() or 1) if args.device == "cuda" else 1)
     where = machine(args.device)
     budget = f"{len(tasks)} runs of {args.requests} requests, {jobs} at a time"
     print(f"soak: {where}; {args.kernels} kernels; seed {args.seed}; {budget}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from spec.config import Config, ConfigError
 
 LOADS = Path(__file__).parent / "loads"
 MAIN_LOAD = "pp4"
+ITSELF = "the soak itself failed"  # begins the error of a run whose process died
 
 
 @lru_cache(maxsize=1)
@@ -97,18 +98,28 @@ def serve(task: Task, stop: Stop | None = None) -> Outcome:
 
 
 def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Task, Outcome]]:
-    """Run all tasks, each in a process of its own on CUDA: there an index out of bounds ends the process.
+    """Run all tasks.
 
-    Stopped, what was begun is still told; what was not is left out."""
+    On CUDA each fault has a process of its own: there an index out of bounds ends the process.  Stopped,
+    what was begun is still told; what was not is left out."""
     if jobs == 1 and tasks[0].device == "cpu":
         for task in tasks:
             if stop.is_set():
                 return
             yield task, serve(task, stop)
         return
+    alone = [task for task in tasks if task.fault and task.device != "cpu"]
+    for some, each in (([task for task in tasks if task not in alone], None), (alone, 1)):
+        if some and not stop.is_set():
+            yield from in_processes(some, jobs, each, stop)
+
+
+def in_processes(
+    tasks: Sequence[Task], jobs: int, each: int | None, stop: Stop
+) -> Iterator[tuple[Task, Outcome]]:
+    """Run the tasks in so many processes at a time, ``each`` of which runs that many."""
     context = multiprocessing.get_context("spawn")
     shared = context.Event()
-    each = 1 if tasks[0].device != "cpu" else None
     with ProcessPoolExecutor(jobs, context, take_event, (shared,), max_tasks_per_child=each) as pool:
         waiting: dict[Future[Outcome], Task] = {pool.submit(serve, task): task for task in tasks}
         while waiting:
@@ -116,8 +127,9 @@ def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Tas
                 shared.set()
                 for future in [one for one in waiting if one.cancel()]:
                     del waiting[future]
-            try:
-                for future in as_completed(list(waiting), timeout=0.5):
-                    yield waiting.pop(future), future.result()
-            except TimeoutError:
-                continue
+            for future in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                task = waiting.pop(future)
+                try:
+                    yield task, future.result()
+                except Exception as error:  # what the others found is not lost
+                    yield task, Outcome(task.load, task.run, task.fault, error=f"{ITSELF}: {error!r}")

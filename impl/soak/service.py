@@ -34,7 +34,6 @@ RESENT, CONTINUED = (
 )  # of arrivals: a recent prompt once more; the client's last answer and some more
 RESET = 0.06  # of arrivals: caches are cleared just before
 FAILED = 0.02  # of the reports of transfers
-STALLED = 0.02  # a stream's chance, in a round, to stand still for some rounds
 LONGEST_STALL = {"main": 6, "store": 50, "load": 50, "counts": 10}  # rounds
 PROMPTS_KEPT = 40  # of which one may be sent again
 STUCK_ROUNDS = 1_500  # without the end of any request; one takes some twenty to a hundred
@@ -97,6 +96,7 @@ class Outcome:
     prompt_tokens: int = 0  # of served requests
     cached_tokens: int = 0  # of them, those in place when the request first ran
     loaded_tokens: int = 0  # brought back from the host tier
+    misled_drafts: int = 0  # rows of which a drafter of several modules re-read wrong history
     preempted: int = 0
     steps: int = 0
     stuck: int = 0  # requests that were still waiting when nothing ended any more
@@ -129,7 +129,8 @@ class Outcome:
     @property
     def clean(self) -> bool:
         """Whether nobody noticed anything."""
-        return not (self.differing or self.error or self.stuck or self.held_blocks or self.open_transfers)
+        left = self.stuck or self.held_blocks or self.open_transfers
+        return not (self.differing or self.error or self.misled_drafts or left)
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
@@ -331,19 +332,26 @@ class Service(World):
                 want, here = [word for cell in cells for word in cell], at + i * size + CELL_WORDS * first
                 if read[here : here + len(want)] != want:
                     self.misled.add(row.uid)
+                    self.seen.misled_drafts += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What clients of a load do."""
+    """What clients and links of a load do."""
 
     aborted: float = 0.08  # of arrivals: the client goes away before it has its answer
     patience_rounds: int = 30  # at most, of those
     outages: float = 0.0  # chance, a round, that all of them lose their connections
     outage_rounds: int = 5  # in each of which half of the requests are aborted
+    stalled: float = 0.02  # a stream's chance, in a round, to stand still for some rounds
+    stalled_transfers: float = 0.02  # the same of a store's or a load's
 
 
-HABITS = {"churn": Habits(aborted=0.3, patience_rounds=8, outages=0.008)}
+HABITS = {
+    "churn": Habits(aborted=0.3, patience_rounds=8, outages=0.008),
+    "tier": Habits(stalled_transfers=0.06),
+    "starved": Habits(stalled_transfers=0.06),
+}
 """By load; the others' clients have usual ones."""
 
 
@@ -422,7 +430,8 @@ class Load:
         ready = [(r, s) for r, rank in enumerate(world.ranks) for s in STREAMS if rank.streams[s]]
         random.shuffle(ready)
         for rank, stream in ready:
-            if random.random() < STALLED:
+            slow = self.habits.stalled_transfers if stream in ("store", "load") else self.habits.stalled
+            if random.random() < slow:
                 self.stalled[rank, stream] = self.rounds + random.randint(1, LONGEST_STALL[stream])
             if self.stalled.get((rank, stream), 0) < self.rounds:  # mostly it runs until it blocks
                 world._run(rank, stream, 0 if random.random() < 0.7 else random.randint(1, 6))
