@@ -198,31 +198,6 @@ def walk_once(
     return Run(config, number, options, made, world)
 
 
-def generated(one: Callable[[Random], None], *, examples: int, seed: int) -> None:
-    """Call ``one`` with sources of draws that Hypothesis generates: by another road than the walk's.
-
-    Its generation only: what ``one`` raises ends it, and nothing is shrunk, for which the project has its own
-    reducer (:mod:`spec.reduce`), nor kept.  Raises ``ModuleNotFoundError`` without Hypothesis."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import seed as seeded
-    from hypothesis import strategies as st
-
-    @seeded(seed)
-    @settings(
-        max_examples=examples,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(st.randoms(use_true_random=False))
-    def generate(random: Random) -> None:
-        one(random)
-
-    generate()
-
-
 @dataclass(slots=True)
 class Report:
     """What all runs of a walk add up to."""

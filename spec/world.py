@@ -170,8 +170,8 @@ class World:
         self.handed_out: Counter[int] = Counter()  # block -> allocations so far
         self.published_in: dict[int, int] = {}  # block -> step that fills it
         self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
-        self.lost_local = False  # a cached block was forgotten because room was needed, or in a reset
-        self.lost_host = False  # a host chunk may have been, or a transfer has failed
+        self.lost_local = False  # a cached block was handed out anew, or the caches were reset
+        self.lost_host = False  # the tier was full or reset, or a transfer has failed
         self.forgotten: dict[int, None] = {}  # blocks that lost their key and were not handed out since
         self.row_now: list[
             tuple[UserId, bool]
@@ -622,7 +622,7 @@ class World:
         kind = decision[0]
         if kind == "alloc":
             self.handed_out[decision[4]] += 1
-            self.lost_local |= self.takes_cached_block(decision[4])
+            self.lost_local |= self.forgotten.pop(decision[4], 0) is None
         elif kind == "publish":
             self.published_in[decision[3]] = self.book.step + 1
         elif kind == "adopt":
@@ -671,13 +671,6 @@ class World:
                 if not client.disturbed:
                     self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
-
-    def takes_cached_block(self, block: int) -> bool:
-        """Whether a block that has just lost its key is handed out because no other block was free."""
-        if self.forgotten.pop(block, 0) is not None:
-            return False
-        key = self.book.core.key
-        return not any(b != block and b not in key and b not in self.forgotten for b in self.book.free)
 
     # -- slots ---------------------------------------------------------------------------------------------
     def slot_taken(self, rank: Rank, slot: int, uid: UserId) -> None:

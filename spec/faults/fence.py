@@ -110,7 +110,7 @@ FAULTS = (
         "flight: everybody is preempted, itself at last, and all are admitted again together, for ever.",
         "it waits for what will come back",
         ("v1/core/sched/scheduler.py::Scheduler.schedule (preemption loop, deferred frees)",),
-        {"waits_for_returns": lambda lacking, returning: False}, bites=("composed-wide",),
+        {"waits_for_returns": lambda lacking, returning: False}, bites=("crowded",),
         harmless=("plain",), why_harmless="a pool for all: nobody is preempted",
     ),
     Fault(

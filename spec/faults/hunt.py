@@ -9,7 +9,7 @@ it got.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from spec.config import Config
 from spec.events import Event
 from spec.faults.fault import Fault
 from spec.reduce import reduce, replay
-from spec.walk import Adversary, PolicyFactory, draw_options, generated, walk_once
+from spec.walk import Adversary, PolicyFactory, draw_options, walk_once
 from spec.world import Breach, World
 
 TRACES = Path(__file__).parent / "traces"
@@ -70,6 +70,31 @@ def find(config: Config, policy: PolicyFactory, *, runs: int, choices: int, seed
             made = tuple(run.choices)
             return Found(verdict, made, number + 1, time.perf_counter() - began)
     return None
+
+
+def generated(one: Callable[[Random], None], *, examples: int, seed: int) -> None:
+    """Call ``one`` with sources of draws that Hypothesis generates: by another road than the walk's.
+
+    Its generation only: what ``one`` raises ends it, and nothing is shrunk, for which the project has its own
+    reducer (:mod:`spec.reduce`), nor kept.  Raises ``ModuleNotFoundError`` without Hypothesis."""
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(st.randoms(use_true_random=False))
+    def generate(random: Random) -> None:
+        one(random)
+
+    generate()
 
 
 class FoundOne(Exception):
@@ -342,7 +367,7 @@ class Lasso:
     standing: str
 
 
-def lasso(config: Config, policy: PolicyFactory, choices: Choices, *, rounds: int = 200) -> Lasso | None:
+def lasso(config: Config, policy: PolicyFactory, choices: Choices, *, rounds: int = 1000) -> Lasso | None:
     """Follow a run that never ends until it stands where it stood; the cycle is replayed to be sure."""
     prefix = tuple(choice for choice in choices if choice != ("quiet",))
     world = replay(config, policy, prefix)
