@@ -33,6 +33,7 @@ class Case:
     repairs: tuple[str, ...] = ()
     runs: int = 30
     choices: int = 150
+    run: tuple[str, ...] = ()  # tried first: found in a search over configurations, rare in this one
 
     def load(self) -> Config:
         """The configuration."""
@@ -51,6 +52,24 @@ TWO = Limits(shortest_prompt=2)
 FLUSH, PUBLISH, OFFER = "flush_before_overwriting", "publish_computed_boundaries", "offers_still_held"
 # Synchronous scheduling with stages and drafts goes wrong at once (stages-sync): repaired to see further.
 CADENCE, RESERVE = "decode_cadence", "reserve_keeps_progress"
+
+HOLE = (
+    "arrive r1 family=1 prompt=13 outputs=1", "schedule", "work", "schedule", "drain",
+    "arrive r1 family=1 prompt=9 outputs=1", "schedule", "work", "reset local",
+    "arrive r2 prompt=5 outputs=1", "quiet",
+)  # fmt: skip
+LEFT_OUT = (
+    "arrive r1 prompt=1 outputs=5", "arrive r2 prompt=15 outputs=1", "arrive r3 prompt=1 outputs=5",
+    "arrive r4 prompt=1 outputs=5", "quiet",
+)  # fmt: skip
+ONE_PAST = (
+    "arrive r1 prompt=13 outputs=1", "schedule", "work", "schedule", "work", "reset local",
+    "arrive r2 prompt=13 outputs=1", "quiet",
+)  # fmt: skip
+DROPPED = (
+    "arrive r1 family=3 prompt=14 outputs=1", "schedule", "work", "arrive r2 family=3 prompt=14 outputs=1",
+    "schedule", "drain", "reset local", "schedule",
+)  # fmt: skip
 
 CASES: tuple[Case, ...] = (
     Case("attention", "attention", "one attention group, two ranks, offload", True),
@@ -73,6 +92,9 @@ CASES: tuple[Case, ...] = (
     # Cases of their own.
     Case("v1-async", "v1-async", "the v1 runner, async: accepted counts through host rows (open upstream)",
          limits=TWO, runs=60),
+    Case("v1-left-out", "v1-left-out", "the v1 runner: a decode that one step leaves out", run=LEFT_OUT),
+    Case("v1-left-out-repaired", "v1-left-out", "the same, repaired", run=LEFT_OUT,
+         repairs=("counts_kept_while_left_out",)),
     Case("stages-sync", "stages-sync", "sync, two stages, drafts: a decode goes on without its token (open "
          "upstream)"),
     Case("stages-sync-repaired", "stages-sync", "the same, repaired", repairs=(CADENCE,)),
@@ -104,6 +126,18 @@ CASES: tuple[Case, ...] = (
          repairs=("dense_retention",)),
     Case("dense-windows-repaired", "window-offload-coarse", "the same, repaired",
          repairs=("dense_retention", "stale_windows_rescanned")),
+    Case("chunk-hole", "chunk-hole", "chunks of two blocks: one is stored with a block missing", run=HOLE),
+    Case("window-one-past", "window-one-past", "a window one token past whole chunks: no hit on the host",
+         run=ONE_PAST),
+    Case("window-one-past-repaired", "window-one-past", "the same, repaired",
+         repairs=("window_looked_up_exactly",), run=ONE_PAST),
+    Case("dropped-boundary", "dropped-boundary", "windows on the host where no resend resumes: the tail drop",
+         run=DROPPED),
+    Case("dropped-boundary-repaired", "dropped-boundary", "the same, repaired",
+         repairs=("stores_at_dropped_boundary",), run=DROPPED),
+    Case("single-group-drop", "single-group-drop", "one group drops two blocks of a prompt of whole blocks"),
+    Case("single-group-drop-repaired", "single-group-drop", "the same, repaired",
+         repairs=("single_group_looks_past",)),
     Case("split-divisor", "hybrid-pp1", "an attention block smaller than the state block (open upstream)",
          limits=TWO),
     Case("split-repaired", "hybrid-pp1", "the same, repaired", limits=TWO, repairs=("split_by_state_block",)),

@@ -106,7 +106,8 @@ def run_case(
         result.refuted[verdict.rule] = Refutation(verdict.rule, verdict.text, made, ())
 
     try:
-        for told in known:
+        own = tuple(script.parse(line) for line in case.run)
+        for told in (own, *known) if own else known:
             seen(*replay_made(config, policy, told))
         for number in range(runs or case.runs):
             seen(*walked(config, policy, seed, number, choices or case.choices, case.limits))

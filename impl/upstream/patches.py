@@ -9,6 +9,7 @@ that lets a trace survive.  Both are applied to vLLM's classes when a scheduler 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 Undo = Callable[[], None]
@@ -258,6 +259,90 @@ def copies_counted() -> Undo:
     return _replace(MambaSpec, "max_memory_usage_bytes", made)
 
 
+def _changed_mask(change: Callable[[Any, dict[str, Any]], Any]) -> Undo:
+    """Change what ``OffloadingConnectorScheduler._reachable_store_block_mask`` is asked or answers:
+    ``change(ask, self, asked)``."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        OffloadingConnectorScheduler,
+    )
+
+    def made(original: Any) -> Any:
+        def mask(self: Any, **asked: Any) -> Any:
+            return change(lambda **more: original(self, **{**asked, **more}), {"self": self, **asked})
+
+        return mask
+
+    return _replace(OffloadingConnectorScheduler, "_reachable_store_block_mask", made)
+
+
+def chunks_without_holes() -> Undo:
+    """A chunk of which one block is wanted is wanted whole: not stored while another block is missing."""
+
+    def change(ask: Any, asked: dict[str, Any]) -> Any:
+        kept = ask()
+        per = asked["self"].config.blocks_per_chunk
+        if kept is None:
+            return None
+        return [any(kept[at - at % per : at - at % per + per]) for at in range(len(kept))]
+
+    return _changed_mask(change)
+
+
+def stores_at_dropped_boundary() -> Undo:
+    """The connector keeps windows where a resend can resume: with the drop, a block lower
+    (``kv_cache_coordinator.py::replay_boundaries``, which the pool goes by).
+    """
+
+    def change(ask: Any, asked: dict[str, Any]) -> Any:
+        config, boundaries = asked["self"].config, asked["reachable_boundaries"]
+        if not boundaries or not any(group.is_eagle_group for group in config.kv_group_configs):
+            return ask()
+        prompt, unit = boundaries[0] + 1, config.alignment_tokens
+        lower = {max(tokens // unit * unit - unit, 0) for tokens in (prompt - 1, prompt)}
+        return ask(reachable_boundaries=(*sorted(lower), *boundaries))
+
+    return _changed_mask(change)
+
+
+def window_looked_up_exactly() -> Undo:
+    """The look-up wants the chunks that a window reads, ``cdiv(window - 1 + extra, chunk)``, and not one more
+    where the window is one token longer than whole chunks.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    offloading: Any = scheduler
+    if not hasattr(scheduler, "get_sliding_window_size_in_chunks"):  # 0.33.0
+        offloading = import_module(f"{scheduler.__package__}.config")
+    original = offloading.get_sliding_window_size_in_chunks
+
+    def size(spec: Any, tokens_per_chunk: int) -> Any:
+        if not isinstance(spec, SlidingWindowSpec):
+            return original(spec, tokens_per_chunk)
+        return max(1, -(-(spec.sliding_window - 1 + spec.extra_retained_tokens) // tokens_per_chunk))
+
+    offloading.get_sliding_window_size_in_chunks = size
+    return lambda: setattr(offloading, "get_sliding_window_size_in_chunks", original)
+
+
+def single_group_looks_past() -> Undo:
+    """A single group that drops its last block is asked for one block more than the hit, as several groups
+    are (``HybridKVCacheCoordinator``): the dropped block leaves tokens to compute already.
+    """
+    from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+
+    def made(original: Any) -> Any:
+        def find(self: Any, block_hashes: Any, max_cache_hit_length: int) -> Any:
+            if self.single_type_managers[0].use_eagle:
+                known = len(block_hashes) * self.block_pool.hash_block_size
+                max_cache_hit_length = min(max_cache_hit_length + self.block_size, known)
+            return original(self, block_hashes, max_cache_hit_length)
+
+        return find
+
+    return _replace(UnitaryKVCacheCoordinator, "find_longest_cache_hit", made)
+
+
 # ---- options
 
 
@@ -295,6 +380,10 @@ REPAIRS = {
         tails_not_published_late,
         decode_cadence,
         copies_counted,
+        chunks_without_holes,
+        stores_at_dropped_boundary,
+        window_looked_up_exactly,
+        single_group_looks_past,
     )
 }
 OPTIONS = {"dense_retention": dense_retention}

@@ -53,6 +53,7 @@ Table = tuple[tuple[int, ...], ...]  # per group: block ids
 #: repairs of a worker's order or habits, by name
 REPAIRS = {
     "flush_before_overwriting": "queued stores are submitted and waited for before anything overwrites",
+    "counts_kept_while_left_out": "v1: a request that a step leaves out finds its accepted count again",
     "padded_prompts_decode": "a padded prompt of one token leaves one state a token, at position 0 too",
 }
 
@@ -370,6 +371,30 @@ class V2(Worker):
 
 
 @dataclass(slots=True)
+class KeepCount(Op):
+    """A request leaves its row for a step: its accepted count is put aside."""
+
+    row: int
+    uid: UserId
+    kept: dict[UserId, int] = field(repr=False)
+
+    def run(self, world: World, rank: Rank) -> None:
+        self.kept[self.uid] = rank.memory.accepted[self.row]
+
+
+@dataclass(slots=True)
+class PutCount(Op):
+    """The request is back, perhaps in another row."""
+
+    row: int
+    uid: UserId
+    kept: dict[UserId, int] = field(repr=False)
+
+    def run(self, world: World, rank: Rank) -> None:
+        rank.memory.accepted[self.row] = self.kept.pop(self.uid)
+
+
+@dataclass(slots=True)
 class SetComputed(Op):
     """The host's counts of computed tokens reach the device, row by row."""
 
@@ -396,6 +421,7 @@ class V1(Worker):
         self.columns: dict[UserId, int] = {}  # running column of its last step
         self.last_rows: dict[UserId, int] = {}  # rows of the last step that computed something
         self.last_step = 0
+        self.aside: dict[UserId, int] = {}  # repaired: accepted counts of requests that a step leaves out
 
     def fingerprint(self) -> str:
         return repr(
@@ -437,6 +463,8 @@ class V1(Worker):
                     made.append(("main", CopyPage(tuple(message.copies))))
                 case Does.LEAVE_BATCH:
                     for uid in [uid for uid in self.lives if uid not in scheduled]:
+                        if "counts_kept_while_left_out" in self.repairs:
+                            made.append(("main", KeepCount(self.lives[uid].slot, uid, self.aside)))
                         made += self.leave(uid)
                 case Does.APPEND_ROW:
                     made += self.append(message)
@@ -527,6 +555,8 @@ class V1(Worker):
                 ("main", SetRow(group, gap, 0, tuple(blocks)))
                 for group, blocks in enumerate(self.tables[row.uid])
             ]
+            if row.uid not in known and "counts_kept_while_left_out" in self.repairs:
+                made.append(("main", PutCount(gap, row.uid, self.aside)))
             fresh.append(row.uid)
         return made, fresh
 
