@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING
 from spec import forward, transfers
 from spec.arith import align
 from spec.chains import ZERO
-from spec.operands import Deref, Imm, TableRow, UserId, column, table_row
+from spec.operands import Deref as Deref  # operands belong to this vocabulary
+from spec.operands import Imm as Imm
+from spec.operands import TableRow as TableRow
+from spec.operands import UserId as UserId
+from spec.operands import column as column
+from spec.operands import table_row as table_row
 
 if TYPE_CHECKING:
     from spec.world import Rank, World
-
-# Operands belong to this vocabulary.
-__all__ = ["Deref", "Imm", "TableRow", "UserId", "column", "table_row"]
 
 
 class Op:

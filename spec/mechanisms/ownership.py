@@ -73,17 +73,15 @@ def free_queue_wrong(world: World) -> str | None:
 
 def key_names_column(world: World, event: Event) -> None:
     """Judged when a holder's column goes under a key."""
-    _, uid, g, block, n, prefix = event
-    request = world.book.requests[uid]
-    size, covered = world.config.groups[g].block_tokens, n + world.config.hash_lookahead_tokens
+    _, uid, g, block, n, _ = event
+    request, size = world.book.requests[uid], world.config.groups[g].block_tokens
     cols = [col for col, held in enumerate(request.cols[g]) if held == block and block != NULL]
-    named = covered < len(request.line) and request.line[covered] == prefix
     ends = any(col * size < n <= (col + 1) * size for col in cols)
     world.judge(
-        "key_names_its_column", bool(cols), named and ends,
+        "key_names_its_column", bool(cols), ends and n <= request.known,
         lambda: (
-            f"{uid}, group {world.config.groups[g].name}: block {block} stands in columns {cols}; "
-            f"its key says {n} tokens, prefix {world.chains.name(prefix)}"
+            f"{uid}, group {world.config.groups[g].name}: block {block} stands in columns {cols} of {size} "
+            f"tokens and goes under a key of {n}, {request.known} being known"
         ),
     )  # fmt: skip
 
@@ -143,7 +141,7 @@ RULES = (
     ),
     Rule(
         "key_names_its_column", "discipline", "ownership",
-        "A column goes under the key of exactly the tokens that end in it, of its group and its request.",
+        "A column goes under a key of as many tokens as end in it, all of them known.",
         "a column is published", "v1/core/block_pool.py::BlockPool.cache_full_blocks",
         on=("publish",), judges=key_names_column,
     ),
