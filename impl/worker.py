@@ -173,10 +173,9 @@ class Worker:
         """v1: rows are removed, the batch is made dense and sorted; counts follow their requests."""
         if not self.last_stage:
             self.post_process_processed(message)
-        moves, swaps, fresh = self.condense(message), [], []
+        moves, swaps = self.condense(message), []
         for uid, computed, table in message.fresh:
             self.slot[uid] = len(self.batch)
-            fresh.append(len(self.batch))
             self.batch.append(uid)
             self.enter(uid, computed, table)
         tokens = {row.uid: row.tokens for row in message.rows}
@@ -186,6 +185,7 @@ class Worker:
             self.enqueue("take", Permute((), ((one, two),)))
         self.append(message)
         if self.config.drafts and self.config.async_scheduling:
+            fresh = [self.slot[uid] for uid, _, _ in message.fresh]  # after the swaps
             self.enqueue("rows", HostRows("rows", tuple(moves), tuple(swaps), tuple(fresh)))
             self.take_counts(fresh)
 

@@ -27,6 +27,7 @@ try:
     from impl.memory import POISON, Memory, page_bytes
     from impl.model import CELL_WORDS, INNER, LANES, MASK, TAPS, Truth, embed, layers_of, mix, signed
     from impl.scheduler.cache import CacheManager
+    from impl.scheduler.output import ScheduledRow, SchedulerOutput
     from impl.scheduler.pool import BlockPool
     from impl.scheduler.request import Request
     from impl.scheduler.tier import ABSENT, READY, WRITING, HostTier
@@ -42,7 +43,7 @@ from spec.config import Config, Kind
 from spec.faults import CATALOGUE, Fault
 from spec.faults.fault import DECISION
 from spec.faults.tamper import editing, enqueuing
-from spec.ops import PreProcess
+from spec.ops import HostCounts, HostRows, PreProcess
 from spec.reference import Decisions as ReferenceDecisions
 from spec.reference import Reference
 from spec.walk import COMPOSED, walk_once
@@ -304,6 +305,22 @@ def test_the_tier_evicts_the_oldest_chunk_that_nobody_reads_or_needs() -> None:
     tier.complete_load(a, place)
     tier.complete_store(c, False)
     assert (tier.state(a), tier.state(c), tier.places) == (READY, ABSENT, [1])
+
+
+def test_a_new_v1_row_starts_from_one_where_the_swaps_have_put_it() -> None:
+    config = configs.named("v1-async")
+    build = refine.implementation()
+    worker = refine.RealWorld(config, build).engine.workers[0]
+    old, new = ("r1", 1), ("r2", 1)
+    table = tuple((1,) for _ in config.groups)
+    worker.program(SchedulerOutput(1, fresh=[(old, 0, table)], rows=[ScheduledRow(old, 0, 0, 4, False)]))
+    worker.program(SchedulerOutput(2))
+    worker.program(SchedulerOutput(3))  # the last step computed nothing
+    rows = [ScheduledRow(old, 4, 4, 2, True), ScheduledRow(new, 0, 0, 1, False)]
+    program = worker.program(SchedulerOutput(4, fresh=[(new, 0, table)], rows=rows))
+    assert worker.slot == {new: 0, old: 1}
+    assert [op.fresh for _, op in program if isinstance(op, HostRows)] == [(0,)]
+    assert [op.previous for _, op in program if isinstance(op, HostCounts)] == [((0, -1),)]
 
 
 # -- runs --------------------------------------------------------------------------------------------------

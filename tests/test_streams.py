@@ -134,7 +134,7 @@ def test_bytes_alone_catch_faults_on_lanes_and_not_their_repair(name: str, order
         )
         return refine.failure(run)
 
-    cases = [(number, name) for number in range(10) for name in fault.bites]
+    cases = [(number, name) for number in range(40) for name in fault.bites]
     found = next((case for case in cases if outcome(inject.faulty(fault), *case)), None)
     assert found is not None
     assert outcome(inject.repaired(fault), *found) is None

@@ -199,7 +199,7 @@ class OffloadScheduler:
         job = self.next_job
         self.next_job += 1
         self.jobs[job] = Job(request, way, chunks, set(range(self.config.ranks)))
-        request.jobs[job] = None
+        request.jobs[job] = way
         self.log(("job", job, way, request.uid, chunks))
         if way == "load":
             self.new_loads.append(job)
@@ -305,10 +305,6 @@ class OffloadScheduler:
             self.lift(number)
         over = self.decide.job_done(waiting) or (job.failed and not self.decide.failure_waits(waiting))
         return self.settle(number) if over else None
-
-    def loads_left(self, request: Request) -> int:
-        """Transfers that still load a request."""
-        return sum(self.jobs[job].way == "load" for job in request.jobs if job in self.jobs)
 
     def lift(self, job: int) -> None:
         """A store's fences go; another store's fence on the same block stays."""

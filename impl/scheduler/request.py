@@ -37,7 +37,8 @@ class Request:
     computed: int = 0  # scheduled tokens included
     hit: int = 0  # tokens in place at the last admission
     flying: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # step -> (from, tokens, drafts)
-    jobs: dict[int, None] = field(default_factory=dict)  # transfers not reported by every rank
+    # transfers not reported by every rank, and their way
+    jobs: dict[int, str] = field(default_factory=dict)
     landed: bool = False  # its load has landed everywhere
     load_failed: bool = False  # one of the transfers that load it has failed
     tried: bool = False  # a load failed: compute, do not look up again
@@ -77,6 +78,11 @@ class Request:
     def holds(self) -> bool:
         """Whether it holds any block."""
         return any(True for _ in self.blocks())
+
+    @property
+    def loads_left(self) -> int:
+        """Transfers that still load it."""
+        return sum(way == "load" for way in self.jobs.values())
 
     def blocks(self) -> Iterator[Block]:
         """Every block that it holds, once a reference."""

@@ -136,7 +136,7 @@ class Scheduler:
         for request in list(self.requests.values()):
             idle = request.status in (Status.DONE, Status.WAITING)
             if idle and request.holds and not request.flying:
-                if not (request.status is Status.DONE and self.offload.loads_left(request)):
+                if not (request.status is Status.DONE and request.loads_left):
                     self.give_back(request)
             if request.over and not request.jobs:
                 del self.requests[request.uid]
@@ -155,7 +155,7 @@ class Scheduler:
         request = job.request
         if request in self.loading:
             request.load_failed |= job.failed
-        if self.decide.joins_loads(self.offload.loads_left(request)):
+        if self.decide.joins_loads(request.loads_left):
             return
         if request.status is Status.DONE:
             self.give_back(request)
@@ -288,8 +288,8 @@ class Scheduler:
         request.in_batch = False
         request.status, request.computed, request.hit = Status.WAITING, 0, 0
         self.log(("preempt", request.uid))
-        for job in request.jobs:
-            if self.decide.flushes_preempted(self.offload.jobs[job].way):
+        for job, way in request.jobs.items():
+            if self.decide.flushes_preempted(way):
                 self.offload.must_flush[job] = None
         if not self.decide.frees_wait_for_steps(request):
             self.give_back(request)
