@@ -21,6 +21,7 @@ from impl.soak.service import Build, Load, Oracle, Outcome, Stop
 from spec import config as configs
 from spec.chains import Chains
 from spec.config import Config, ConfigError
+from spec.policy import Policy
 
 LOADS = Path(__file__).parent / "loads"
 MAIN_LOAD = "pp4"
@@ -66,12 +67,14 @@ def engine_of(task: Task) -> Build:
     known = injectable()
     base = known[task.fault or task.design].base if task.fault or task.design else {}
     change = known[task.fault].change if task.fault else {}
+    tamper = known[task.fault].tamper if task.fault else None
     decide = replace(Decisions(), **{**base, **change})
     kernels, device = kernels_named(task.kernels), torch.device(task.device)
 
-    def build(config: Config, chains: Chains, feed: Feed) -> Engine:
+    def build(config: Config, chains: Chains, feed: Feed) -> tuple[Engine, Policy]:
         kind = Swapped if task.fault else Device
-        return Engine(config, chains, feed, decide=decide, kernels=kernels, device=device, device_type=kind)
+        engine = Engine(config, chains, feed, decide=decide, kernels=kernels, device=device, device_type=kind)
+        return engine, tamper(lambda *_: engine)(config, chains) if tamper else engine
 
     return build
 

@@ -21,7 +21,7 @@ from spec.chains import EMPTY, Chains
 from spec.config import Config
 from spec.events import Event
 from spec.ops import CopyCounts, Draft, End, Forward, Sample, UserId
-from spec.policy import Arrival
+from spec.policy import Arrival, Policy
 from spec.world import STREAMS, Client, Rank, Reply, StepRun, Transfer, World
 
 CLIENTS = 8  # requests that live at a time
@@ -145,7 +145,8 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
     return whole
 
 
-Build = Callable[[Config, Chains, Feed], Engine]
+Build = Callable[[Config, Chains, Feed], tuple[Engine, Policy]]
+"""An engine, and who answers for it: itself, or itself with edited answers."""
 
 
 class Service(World):
@@ -157,9 +158,9 @@ class Service(World):
         self.engine: Engine
         self.oracle, self.random = oracle, random
 
-        def policy(config: Config, _: Chains) -> Engine:
-            self.engine = build(config, oracle.chains, self)
-            return self.engine
+        def policy(config: Config, _: Chains) -> Policy:
+            self.engine, answers = build(config, oracle.chains, self)
+            return answers
 
         super().__init__(config, policy)
         self.chains = oracle.chains
