@@ -148,6 +148,11 @@ def test_recorded_refutations_replay_and_their_repairs_survive(latest: Release) 
 #: case -> repairs with which its recorded runs survive
 REPAIRED_BY = {
     "stages-sync": ("decode_cadence",),
+    "v1-left-out": ("counts_kept_while_left_out",),
+    "double-reset": ("second_reset_adds",),
+    "dropped-boundary": ("stores_at_dropped_boundary",),
+    "window-one-past": ("window_looked_up_exactly",),
+    "single-group-drop": ("single_group_looks_past",),
     "short-prompt": ("padded_prompts_decode",),
     "flush-order": ("flush_before_overwriting",),
     "reused-offer": ("offers_still_held",),
@@ -168,6 +173,21 @@ def test_start_up_that_counts_the_copy_refuses_the_pool(latest: Release) -> None
         World(case.load(), latest.changed("copies_counted"))
     run = matrix.recorded()["0.33.0"]["cases"]["pool-one-short"]["refuted"]["everything_drains"]["choices"]
     assert check.breaks_again(load("pool-one-more"), latest.changed("copies_counted"), run) is None
+
+
+@pytest.mark.slow
+def test_whole_chunks_keep_contents_exact(latest: Release) -> None:
+    """The repair of ``chunk-hole``: its run survives, and fresh walks break no rule on contents.
+
+    The look-up rule still alarms in this configuration: a load of less than a chunk is refused by design.
+    """
+    case, repaired = BY_NAME["chunk-hole"], latest.changed("chunks_without_holes")
+    broken = check.breaks_again(case.load(), latest, case.run)
+    assert broken is not None and broken.rule == "window_reads_exact"
+    assert check.breaks_again(case.load(), repaired, case.run) is None
+    for number in range(60):
+        world, _ = walked(case.load(), repaired, 0, number, case.choices, case.limits)
+        assert world.verdict is None or world.verdict.rule == "resend_is_hit", number
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,8 @@ CASES: tuple[Case, ...] = (
     Case("lookup-past-hashes", "lookup-past-hashes", "lookahead hashes without a full-attention group"),
     Case("lookup-repaired", "lookup-past-hashes", "the same, repaired", repairs=("lookup_within_hashes",)),
     Case("double-reset", "attention", "resets of the host tier", limits=Limits(resets_tier=True)),
+    Case("double-reset-repaired", "attention", "the same, repaired", limits=Limits(resets_tier=True),
+         repairs=("second_reset_adds",)),
     Case("dense-windows", "window-offload-coarse", "dense retention: a finished request's last segment",
          repairs=("dense_retention",)),
     Case("dense-windows-repaired", "window-offload-coarse", "the same, repaired",

@@ -325,6 +325,25 @@ def window_looked_up_exactly() -> Undo:
     return lambda: setattr(offloading, "get_sliding_window_size_in_chunks", original)
 
 
+def second_reset_adds() -> Undo:
+    """A reset of the tier while jobs are still to be flushed for the one before adds its own to them."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        OffloadingConnectorScheduler,
+    )
+
+    def made(original: Any) -> Any:
+        def reset(self: Any) -> Any:
+            kept, self._current_batch_jobs_to_flush = self._current_batch_jobs_to_flush, set()
+            try:
+                return original(self)
+            finally:
+                self._current_batch_jobs_to_flush |= kept
+
+        return reset
+
+    return _replace(OffloadingConnectorScheduler, "reset_cache", made)
+
+
 def single_group_looks_past() -> Undo:
     """A single group that drops its last block is asked for one block more than the hit, as several groups
     are (``HybridKVCacheCoordinator``): the dropped block leaves tokens to compute already.
@@ -384,6 +403,7 @@ REPAIRS = {
         stores_at_dropped_boundary,
         window_looked_up_exactly,
         single_group_looks_past,
+        second_reset_adds,
     )
 }
 OPTIONS = {"dense_retention": dense_retention}
