@@ -129,6 +129,8 @@ def symptoms(runs: Sequence[Outcome], reference: Sequence[Outcome]) -> tuple[str
             found.append("shorter acceptance")
         if lower(runs, reference, lambda one: one.cached):
             found.append(f"prompt tokens in place {without.cached:.0%} -> {whole.cached:.0%}")
+        if lower(runs, reference, lambda one: one.loaded):
+            found.append(f"loaded a prompt token {without.loaded:.2f} -> {whole.loaded:.2f}")
     return tuple(found)
 
 
