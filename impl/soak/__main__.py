@@ -54,6 +54,9 @@ REFERENCE_RUNS = 10  # of the main load, for each run of a fault
 OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
 PROGRESS_SECONDS = 3
 
+# Nothing is held back here, and every run has a process of its own: what it does not launch is not loaded.
+os.environ["CUDA_MODULE_LOADING"] = "LAZY"
+
 
 def planned(args: argparse.Namespace, faults: Sequence[str]) -> list[Task]:
     """Every run of the command: each load's reference, then the faults."""
