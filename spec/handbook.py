@@ -453,6 +453,9 @@ RECORDED = {
     "walk": "python -m spec.walk --markdown docs/walk.md",
     "refine": "python -m impl.refine --all --runs 50 --markdown docs/refine.md",
     "inject": "python -m impl.inject --markdown docs/refine.md",
+    "refine-gated": "python -m impl.refine --device cuda --order gated --runs 30 --markdown docs/refine.md",
+    "refine-free": "python -m impl.refine --device cuda --order free --runs 30 --markdown docs/refine.md",
+    "inject-gated": "python -m impl.inject --device cuda --order gated --markdown docs/refine.md",
     "soak": "python -m impl.soak --all --device cuda --markdown docs/soak.md",
     "matrix": "python -m impl.upstream matrix --record",
 }

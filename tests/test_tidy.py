@@ -60,7 +60,7 @@ HARNESSES: frozenset[str] = frozenset(
     {
         "impl/inject.py",
         "impl/refine.py",
-        "impl/soak.py",
+        "impl/world.py",
         "impl/upstream/check.py",
         "impl/upstream/matrix.py",
         "impl/upstream/drive.py",
