@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
                 ready = fetch(release, given.kernels)
                 print(f"vllm {release} is ready in {ready.tree.directory}")
             return 0
+        if find_spec("hypothesis") is None and not getattr(given, "list", False):
+            raise Unavailable("Hypothesis is not installed: run `pip install -e '.[dev]'` in the repository")
+        if given.json:  # before anything runs
+            open(given.json, "a", encoding="utf-8").close()
         if given.command == "check":
             return run_check(given)
         from impl.upstream.matrix import run_matrix

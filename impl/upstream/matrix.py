@@ -187,12 +187,16 @@ def run_release(given: argparse.Namespace, release: str) -> dict[str, Any]:
     return made
 
 
+def leave_signals() -> None:
+    """In a process of the pool: an interrupt is for the parent, which ends the pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def run_releases(given: argparse.Namespace) -> dict[str, Any]:
     """All rows of all releases, side by side."""
     jobs = min(len(given.releases), os.cpu_count() or 1)
-    # Forked before any process of a release exists; an interrupt is for the parent alone.
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.get_context("fork").Pool(jobs, signal.signal, ignore) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, leave_signals) as pool:
         asked = {release: pool.apply_async(run_release, (given, release)) for release in given.releases}
         return {release: rows.get() for release, rows in asked.items()}
 
