@@ -19,7 +19,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from random import Random
 from typing import Any
 
 try:
@@ -47,7 +46,6 @@ from spec.lockstep import Lockstep
 from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, SetRow, TableRow
 from spec.rules import BY_NAME
 from spec.trace import commit
-from spec.walk import draw_options
 from spec.world import Choice
 
 RUNS, CHOICES = 60, 200
@@ -194,24 +192,6 @@ def repaired(fault: Fault, kernels: str = "torch", device_type: Callable[..., De
     return implementation(replace(Decisions(), **fault.base), kernels=kernels, device_type=device_type)
 
 
-def replay(
-    config: Config, build: Build, script: Sequence[Choice], *, judged: bool, off: frozenset[str],
-    make: MakeWorld,
-) -> refine.Run:  # fmt: skip
-    """These choices, as far as they are possible, then quiet.  Where the device decides the order, to go
-    quiet is to wait for it: the ghost must not run ahead."""
-    world = make(config, build, judged=judged, off=off)
-    for choice in (*script, ("quiet",)):
-        if refine.refusals(world):
-            break
-        if choice[0] == "quiet":
-            world.come_to_rest()
-        else:
-            world.take(choice)
-    world.finish()
-    return refine.Run(config, 0, draw_options(config, Random(0)), world.made, world)
-
-
 def followed(fault: Fault, make: MakeWorld) -> MakeWorld:
     """Worlds in which the reference follows only a fault that was found in its own design; contracts judge
     every design."""
@@ -261,12 +241,12 @@ def catch(
         broken = refine.failure(run)
         if not broken:
             return None
-        again = replay(run.config, twin, run.choices, judged=judged, off=off, make=make)
+        again = refine.replay(run.config, twin, run.choices, judged=judged, off=off, make=make)
         left = ": ".join(refine.failure(again) or ())
         return Catch(run.config.name, number, len(run.choices), *broken, left)
 
     def replayed(config: Config, script: Sequence[Choice], number: int) -> Catch | None:
-        return caught(replay(config, build, script, judged=judged, off=off, make=make), number)
+        return caught(refine.replay(config, build, script, judged=judged, off=off, make=make), number)
 
     known = hunt.stored(fault.name)
     found = replayed(known[0], known[2], -1) if known else None

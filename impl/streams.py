@@ -88,19 +88,21 @@ class StreamWorld(RealWorld):
         pages = pages_of(transfer) if transfer else []
 
         def work() -> None:
-            if isinstance(op, End) and not self.gated:
-                self.lanes.linger()  # between its two halves
-            device.execute(op)
-            if isinstance(op, (Forward, Draft)):
-                one.read, one.places = device.read, device.places
-            elif transfer:
-                one.read, one.page_words = device.delivered(transfer.way, pages)
+            try:
+                if isinstance(op, End) and not self.gated:
+                    self.lanes.linger()  # between its two halves
+                device.execute(op)
+                if isinstance(op, (Forward, Draft)):
+                    one.read, one.places = device.read, device.places
+                elif transfer:
+                    one.read, one.page_words = device.delivered(transfer.way, pages)
+            except Stuck:
+                raise
+            except (LookupError, ValueError, RuntimeError) as error:
+                what = f"rank {one.lane[0]}: {type(op).__name__} fails on real memory"
+                self.broken(BYTES, f"{what}: {type(error).__name__}: {error}")
 
-        try:
-            one.number = self.lanes.launch(one.lane, work, after, gated=self.gated)
-        except (LookupError, ValueError) as error:
-            self.broken(BYTES, f"rank {one.lane[0]}: {type(op).__name__} fails on real memory: {error}")
-            return
+        one.number = self.lanes.launch(one.lane, work, after, gated=self.gated)
         self.by_number[one.number] = one
 
     # -- running -------------------------------------------------------------------------------------------
@@ -301,7 +303,11 @@ class FreeWorld(StreamWorld):
     # -- following -----------------------------------------------------------------------------------------
     def take(self, choice: Choice) -> bool:
         """Choices of *when* are the device's: they only look how far it has come."""
-        return self.harvest() if choice[0] in ("run", "work", "drain") else super().take(choice)
+        if choice[0] in ("run", "work", "drain"):
+            return self.harvest()
+        if choice[0] == "quiet":
+            self.spell_out()
+        return super().take(choice)
 
     def harvest(self) -> bool:
         """The ghost runs what is over on the device, in its order; whether there was any."""
@@ -334,16 +340,15 @@ class FreeWorld(StreamWorld):
                 f"step {op.step} gave {self.steps[op.step].results}, not {self.prepared.get(op.step)}"
             )
 
-    def come_to_rest(self) -> None:
-        """Everything runs, and the engine schedules until nothing is left: spelled out, so that it can be
-        replayed."""
+    def spell_out(self) -> None:
+        """Everything runs, and the engine schedules until nothing is left: choice by choice, so that it can
+        be replayed."""
         for _ in range(QUIET_ROUNDS):
             while self.verdict is None and self.advance():
                 pass
             if self.verdict or self.idle():
-                break
+                return
             super().take(("schedule",))
-        super().come_to_rest()
 
     def advance(self) -> bool:
         """Whatever is in flight goes further; whether anything did."""

@@ -46,7 +46,7 @@ def left_in_place(config: Config, served: Served, *, host: bool) -> int:
     A hit is a multiple of every group's unit (block, or host chunk), and stays below the prompt by what a
     hit must leave: a token, the tokens that a hash covers past its block, or the unit that is dropped
     (``checkpoint_position``)."""
-    if not config.prefix_caching:
+    if not config.prefix_caching or (host and chunks_stored(config, served) >= config.tier_chunks):
         return 0
     per = config.blocks_per_chunk if host else 1
     unit, drops = config.scheduler_block_tokens * per, bool(config.dropping_groups())
@@ -117,6 +117,15 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
         max(first_held(group, (chunk + 1) * size - 1, group.extra_tokens), first_held(group, served.began, 0))
         <= chunk * config.blocks_per_chunk
         for chunk in range(first, end)
+    )
+
+
+def chunks_stored(config: Config, served: Served) -> int:
+    """Host chunks that the request may want to store, of all groups: more than the tier has at once are
+    refused (``CPUOffloadingManager.prepare_store``)."""
+    return sum(
+        served.computed // coverage.chunk_tokens(group.block_tokens, config.blocks_per_chunk)
+        for group in config.groups
     )
 
 
