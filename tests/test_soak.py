@@ -103,6 +103,22 @@ def test_an_assertion_of_the_engine_ends_the_load_and_is_told() -> None:
     assert seen.error.startswith("PolicyError: load of") and seen.arrived < 40
 
 
+@pytest.mark.parametrize(
+    ("fault", "left"), [("report-by-client-name", True), ("unregistered-blocks-kept", False)]
+)
+def test_what_clients_that_go_away_leave_behind_is_told(fault: str, left: bool) -> None:
+    seen = serve(task(fault, requests=40))
+    assert seen.held_blocks and bool(seen.open_transfers) is left
+    assert not (seen.differing or seen.stuck or seen.error)
+    assert serve(task(load="churn", requests=40)).clean
+
+
+def test_a_store_that_is_not_flushed_reaches_other_requests() -> None:
+    sound = serve(task(load="fences", requests=40))
+    broken = serve(task("oldest-store-flushed-only", requests=40))
+    assert sound.clean and broken.differing > 1 and not broken.error
+
+
 def test_every_fault_has_a_load_and_a_place_in_the_plan() -> None:
     known, names = injectable(), load_names()
     assert set(table.LOOKED_FOR) | set(table.UNSEEN) <= set(known)
@@ -124,12 +140,15 @@ def outcome(acceptance: float = 4.0, cached: float = 0.5, **more: Any) -> Outcom
     return Outcome("pp4", 0, drafted_tokens=int(1000 * acceptance), cached_tokens=int(1000 * cached), **given)
 
 
-def test_a_lower_figure_is_noticed_only_beyond_the_references_spread() -> None:
+def test_a_figure_is_noticed_only_beyond_the_references_spread() -> None:
     reference = [outcome(4.0 + 0.02 * i, 0.5 + 0.01 * i) for i in (-1, 0, 1, 0)]
     assert table.symptoms([outcome(3.98)], reference) == ()
     assert table.symptoms([outcome(3.5)], reference) == ("shorter acceptance",)
     assert table.symptoms([outcome(4.0, 0.3)], reference) == ("prompt tokens in place 50% -> 30%",)
     assert table.symptoms([outcome(3.5)], reference[:2]) == ()  # of two runs no spread is known
+    told = ("a request is begun 1.0 -> 2.0 times",)
+    assert table.symptoms([outcome(preempted=100)], reference) == told
+    assert table.symptoms([outcome(preempted=4)], reference) == ()
     assert table.symptoms([outcome(stuck=2, held_blocks=0)], reference) == ("2 requests stuck",)
 
 

@@ -127,6 +127,11 @@ class Outcome:
         return self.loaded_tokens / max(1, self.prompt_tokens)
 
     @property
+    def begun(self) -> float:
+        """How often a request is begun: once, and once more for each preemption."""
+        return 1 + self.preempted / max(1, self.served)
+
+    @property
     def clean(self) -> bool:
         """Whether nobody noticed anything."""
         left = self.stuck or self.held_blocks or self.open_transfers
@@ -346,12 +351,14 @@ class Habits:
     outage_rounds: int = 5  # in each of which half of the requests are aborted
     stalled: float = 0.02  # a stream's chance, in a round, to stand still for some rounds
     stalled_transfers: float = 0.02  # the same of a store's or a load's
+    reported: float = 0.5  # chance, a round, that a rank's report of what has ended there arrives
 
 
 HABITS = {
     "churn": Habits(aborted=0.3, patience_rounds=8, outages=0.008),
     "tier": Habits(stalled_transfers=0.06),
     "starved": Habits(stalled_transfers=0.06),
+    "fences": Habits(stalled=0.05, stalled_transfers=0.05, reported=0.3),
 }
 """By load; the others' clients have usual ones."""
 
@@ -407,7 +414,8 @@ class Load:
         seen.stuck = len(self.live)
         if not seen.stuck:
             seen.held_blocks = sum(block.references > 0 for block in scheduler.cache.pool.blocks[1:])
-            seen.open_transfers = len(scheduler.offload.jobs)
+            owed = sum(len(request.jobs) for request in scheduler.requests.values())
+            seen.open_transfers = max(len(scheduler.offload.jobs), owed)
             seen.open_transfers += sum(
                 not entry.ready or entry.readers > 0 for entry in scheduler.offload.tier.entries.values()
             )
@@ -438,7 +446,11 @@ class Load:
                 world._run(rank, stream, 0 if random.random() < 0.7 else random.randint(1, 6))
         for transfer in list(world.transfers.values()):
             for one in world.ranks:
-                if transfer.job in one.ended and one.index not in transfer.reported and random.random() < 0.5:
+                if (
+                    transfer.job in one.ended
+                    and one.index not in transfer.reported
+                    and random.random() < self.habits.reported
+                ):
                     world.report(transfer, one.index, ok=random.random() >= FAILED)
         if world.output_due():
             world._output()
