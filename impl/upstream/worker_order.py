@@ -504,8 +504,12 @@ class Drift(Exception):
 
 
 @lru_cache(maxsize=64)
-def _module(path: Path) -> ast.Module:
+def _parsed(path: Path, changed_ns: int) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+def _module(path: Path) -> ast.Module:
+    return _parsed(path, path.stat().st_mtime_ns)
 
 
 def _function(package: Path, path: str, name: str) -> ast.AST:
