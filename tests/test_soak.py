@@ -137,7 +137,8 @@ def test_every_fault_has_a_load_and_a_place_in_the_plan() -> None:
 
 def outcome(acceptance: float = 4.0, cached: float = 0.5, **more: Any) -> Outcome:
     given = {"served": 100, "drafted_steps": 1000, "prompt_tokens": 1000} | more
-    return Outcome("pp4", 0, drafted_tokens=int(1000 * acceptance), cached_tokens=int(1000 * cached), **given)
+    given = {"run": 0, "drafted_tokens": int(1000 * acceptance), "cached_tokens": int(1000 * cached)} | given
+    return Outcome("pp4", **given)
 
 
 def test_a_figure_is_noticed_only_beyond_the_references_spread() -> None:
@@ -150,6 +151,14 @@ def test_a_figure_is_noticed_only_beyond_the_references_spread() -> None:
     assert table.symptoms([outcome(preempted=100)], reference) == told
     assert table.symptoms([outcome(preempted=4)], reference) == ()
     assert table.symptoms([outcome(stuck=2, held_blocks=0)], reference) == ("2 requests stuck",)
+
+
+def test_a_base_design_is_held_against_itself_and_its_fault_against_it() -> None:
+    plan = planned(parser().parse_args(["--fault", "faster-of-two-loads"]), ["faster-of-two-loads"])
+    found = {t: outcome(cached=0.3 if t.design or t.fault else 0.5, run=t.run) for t in plan}
+    usual, design, fault = table.rows_of(plan, found)
+    assert usual.without.cached == 0.5 and design.without.cached == fault.without.cached == 0.3
+    assert usual.symptoms == design.symptoms == fault.symptoms == () and fault.complete
 
 
 def test_verdicts() -> None:

@@ -43,7 +43,7 @@ LOOKED_FOR: dict[str, tuple[str, int]] = {
     "reset-reuses-places": ("tier", 2),
     "own-hit-evicted": ("tier", 1),
     "last-token-stored": ("tier", 1),
-    "load-overtakes-a-step": ("fences", 2),
+    "load-overtakes-a-step": ("fences", 1),
     "report-by-client-name": ("churn", 1),
     "prefix-published-ahead": ("tier", 1),
     "stored-chunk-never-listed": ("tier", 1),
@@ -148,7 +148,7 @@ def rows_of(tasks: Sequence[Task], found: dict[Task, Outcome]) -> list[Row]:
     for (load, fault, design), runs in done.items():
         if not runs:
             continue
-        beside = load, "", fault if fault and known[fault].base else ""
+        beside = load, "", fault if fault and known[fault].base else design
         reference = done.get(beside, [])
         planned = len(groups[load, fault, design]) + len(groups.get(beside, ()))
         complete = len(runs) + len(reference) == planned and not any(r.stopped for r in (*runs, *reference))
