@@ -52,7 +52,6 @@ SOLVERS = {"z3", "cvc5"}
 # Imported inside the one function that needs it; that the module loads without it is tested below.
 LATE = {
     "spec/faults/hunt.py": {"hypothesis", "spec.prove"},
-    "impl/upstream/drive.py": {"hypothesis"},
 }
 # An implementation must not know the answer: these modules of spec are for harnesses only.
 ANSWERS = re.compile(r"spec\.(prove|policies|contracts?|lockstep|faults?|reference)\b")

@@ -129,6 +129,7 @@ CASES: tuple[Case, ...] = (
     Case("dense-windows-repaired", "window-offload-coarse", "the same, repaired",
          repairs=("dense_retention", "stale_windows_rescanned")),
     Case("chunk-hole", "chunk-hole", "chunks of two blocks: one is stored with a block missing", run=HOLE),
+    Case("chunk-hole-repaired", "chunk-hole", "the same, repaired", repairs=("chunks_without_holes",), run=HOLE),
     Case("window-one-past", "window-one-past", "a window one token past whole chunks: no hit on the host",
          run=ONE_PAST),
     Case("window-one-past-repaired", "window-one-past", "the same, repaired",

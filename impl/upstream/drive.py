@@ -13,6 +13,7 @@ from random import Random
 
 from spec.chains import Chains
 from spec.config import Config, Kind, pool_blocks_of_one_request
+from spec.faults import hunt
 from spec.policy import Policy
 from spec.walk import Adversary, Options, draw_options
 from spec.world import Choice, World
@@ -84,25 +85,12 @@ def generated(
     limits: Limits,
     seen: Callable[[World, Choices], None],
 ) -> None:
-    """Runs whose draws Hypothesis makes (its generation only: the project's reducer shrinks)."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import seed as seeded
-    from hypothesis import strategies as st
+    """Runs whose draws Hypothesis makes (``spec.faults.hunt.generated``)."""
 
-    @seeded(seed)
-    @settings(
-        max_examples=examples,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(st.randoms(use_true_random=False))
-    def generate(random: Random) -> None:
+    def one(random: Random) -> None:
         seen(*run(config, policy, random, choices, limits))
 
-    generate()
+    hunt.generated(one, examples=examples, seed=seed)
 
 
 def required(config: Config) -> dict[str, Callable[[World], int]]:

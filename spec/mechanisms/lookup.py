@@ -49,7 +49,7 @@ def left_in_place(config: Config, served: Served, *, host: bool) -> int:
     if not config.prefix_caching or (host and chunks_stored(config, served) >= config.tier_chunks):
         return 0
     per = config.blocks_per_chunk if host else 1
-    unit, drops = config.scheduler_block_tokens * per, bool(config.dropping_groups())
+    unit, drops = config.scheduler_block_tokens * per, bool(dropping(config, host=host))
     longest = align.checkpoint_position(served.prompt, unit, drops, config.hash_lookahead_tokens)
     for hit in range(longest, 0, -unit):
         if all(
@@ -62,6 +62,13 @@ def left_in_place(config: Config, served: Served, *, host: bool) -> int:
     return 0
 
 
+def dropping(config: Config, *, host: bool) -> tuple[Group, ...]:
+    """Groups that drop a unit of each hit.  The connector goes by the drafter's mark alone
+    (``OffloadingConnectorScheduler``), the pool drops nothing where ``tail_drop`` is off."""
+    marked = tuple(group for group in config.groups if group.drafter)
+    return marked if host and marked else config.dropping_groups()
+
+
 def keys_reach(config: Config, group: Group, served: Served, hit: int, *, host: bool) -> bool:
     """Whether the publish limit covers all that the group is asked for: the hit, and one unit more if its
     tail is dropped.
@@ -69,7 +76,7 @@ def keys_reach(config: Config, group: Group, served: Served, hit: int, *, host: 
     On the device keys may lag behind the computed tokens by those whose draft-layer cache is rewritten after
     a rejection (``KVCacheCoordinator.get_num_cacheable_tokens``); host chunks are stored by computed tokens
     (``_calc_num_offloadable_tokens``)."""
-    dropped = group in config.dropping_groups() and group.kind is not Kind.MAMBA
+    dropped = group in dropping(config, host=host) and group.kind is not Kind.MAMBA
     unit = group.block_tokens * (config.blocks_per_chunk if host else 1)
     return hit + unit * dropped + (0 if host else config.reprefilled_tokens) <= served.computed
 
@@ -104,7 +111,7 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
     A chunk is stored when it is full.  By then no column of it may have been left behind, even if its last
     token came in a step of its own; and the columns before those that a local hit reads were never held."""
     size = coverage.chunk_tokens(group.block_tokens, config.blocks_per_chunk)
-    end = coverage.demand_end_chunk(hit, size) + (group in config.dropping_groups())
+    end = coverage.demand_end_chunk(hit, size) + (group in dropping(config, host=True))
     first = 0
     if group.kind is Kind.WINDOW:
         first = max(0, coverage.lookup_first_chunk(hit, 0, group.window_tokens, group.extra_tokens, size))
@@ -118,6 +125,12 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
         <= chunk * config.blocks_per_chunk
         for chunk in range(first, end)
     )
+
+
+def largest_chunk(config: Config) -> int:
+    """Tokens of the largest host chunk: a load that would bring less is not asked for
+    (``OffloadingConnectorScheduler.get_num_new_matched_tokens``)."""
+    return max(coverage.chunk_tokens(group.block_tokens, config.blocks_per_chunk) for group in config.groups)
 
 
 def chunks_stored(config: Config, served: Served) -> int:
@@ -141,7 +154,7 @@ def first_held(group: Group, tokens: int, extra: int) -> int:
 
 def resend_is_hit(world: World, event: Event) -> None:
     """Judged at every admission: what an identical, complete request left behind is found again."""
-    _, uid, _, total = event
+    _, uid, local, total = event
     config, client = world.config, world.clients[uid]
     first = world.kept.get(tuple(client.tokens[: client.prompt]))
     if first is None or first == uid or len(client.tokens) > client.prompt:
@@ -153,7 +166,9 @@ def resend_is_hit(world: World, event: Event) -> None:
     if not world.lost_local:
         want = left_in_place(config, served, host=False)
     if config.offload and not world.lost_host and not any(t.uid == first for t in world.transfers.values()):
-        want = max(want, left_in_place(config, served, host=True))
+        there = left_in_place(config, served, host=True)
+        if there - local >= largest_chunk(config):
+            want = max(want, there)
     world.judge(
         "resend_is_hit", want > 0, total >= want,
         lambda: f"{uid}: hit {total} of {client.prompt} tokens, of which {first} left {want} in place",
