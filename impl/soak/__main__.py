@@ -49,7 +49,10 @@ from spec.config import ConfigError
 from spec.outputs import OutputError, check_target, write_whole
 from spec.trace import commit
 
-REQUESTS = 300  # of a run
+REQUESTS = {"cpu": 300, "cuda": 40}
+"""Of a run.  On a CUDA device the tiny model is all launches and waits, and processes take turns: a small
+table must do for eight minutes.  The same run gives the same figures on either."""
+
 REFERENCE_RUNS = 10  # of the main load, for each run of a fault
 OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
 PROGRESS_SECONDS = 3
@@ -86,10 +89,13 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all faults; default: the reference alone")
     which.add_argument("--list", action="store_true", help="list loads and faults, and stop")
     given.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    given.add_argument("--kernels", default="torch", metavar="torch|triton")
+    given.add_argument("--kernels", metavar="torch|triton", help="default: torch, on a CUDA device triton")
     given.add_argument("--load", metavar="NAME", help="put the faults into this load, whatever theirs is")
     given.add_argument(
-        "--requests", type=int, default=REQUESTS, metavar="N", help=f"of a run (default {REQUESTS})"
+        "--requests",
+        type=int,
+        metavar="N",
+        help=f"of a run (default {REQUESTS['cpu']}, on a CUDA device {REQUESTS['cuda']})",
     )
     given.add_argument(
         "--runs", type=int, default=1, metavar="R",
@@ -116,6 +122,8 @@ def checked(args: argparse.Namespace) -> list[str]:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if args.device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be cpu or cuda, got {args.device!r}")
+    args.kernels = args.kernels or ("triton" if args.device == "cuda" else "torch")
+    args.requests = args.requests or REQUESTS[args.device]
     if args.kernels not in ("torch", "triton"):
         raise ValueError(f"--kernels must be torch or triton, got {args.kernels!r}")
     if args.device == "cuda" and not torch.cuda.is_available():
