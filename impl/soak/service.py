@@ -172,6 +172,7 @@ class Service(World):
         self.drafts: dict[int, dict[UserId, int]] = {}  # step -> drafts of its rows
         self.scheduled: dict[UserId, int] = {}  # the same, of the step being scheduled
         self.over: dict[UserId, str] = {}  # requests that have ended, and why
+        self.resumed: dict[UserId, int] = {}  # tokens that it found in place when it last started
         self.misled: set[UserId] = set()  # whose drafter read something wrong
         self.seen = Outcome("", 0)
 
@@ -200,7 +201,7 @@ class Service(World):
                 self.stored.update({place: (key, subs) for key, place, subs in chunks})
         elif kind == "start":
             client = self.clients[decision[1]]
-            client.computed = decision[2]
+            client.computed = self.resumed[client.uid] = decision[2]
             if client.began_at < 0:
                 client.began_at = decision[2]
         elif kind == "hit":
@@ -333,7 +334,7 @@ class Service(World):
                     continue
                 read = device.read.tolist() if read is None else read
                 after = run.starts[row.uid] + row.tokens - rejected
-                first = first_attended(group, max(after - group.extra_tokens, client.began_at))
+                first = first_attended(group, max(after - group.extra_tokens, self.resumed[row.uid]))
                 cells = self.oracle.truth.cells(rank.stage, g, client.line[first + 1 : after + 1])
                 want, here = [word for cell in cells for word in cell], at + i * size + CELL_WORDS * first
                 if read[here : here + len(want)] != want:

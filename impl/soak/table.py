@@ -16,7 +16,7 @@ CLEAR, PART = 4.0, 0.95  # a figure is lower if it is so by these standard error
 
 LOOKED_FOR: dict[str, tuple[str, int]] = {
     "late-row-not-masked": ("churn", 4),
-    "generation-of-one-bit": ("churn", 4),
+    "generation-of-one-bit": ("churn", 12),
     "abort-frees-load-targets": ("churn", 1),
     "reserve-undoes-the-split": ("pp4-sync", 1),
     "positional-store-of-states": ("pp4-sync", 1),
@@ -60,7 +60,7 @@ LOOKED_FOR: dict[str, tuple[str, int]] = {
     "hit-aligned-to-attention-only": ("pp4-sync", 1),
     "lookup-without-extra": ("window", 1),
     "store-mask-without-extra": ("window", 4),
-    "store-mask-of-another-unit": ("window", 4),
+    "store-mask-of-another-unit": ("window", 8),
     "retained-without-extra": ("pp4-sync", 2),
     "hit-of-one-group-for-all": ("window", 1),
     "freed-from-the-mirror": ("window", 1),
