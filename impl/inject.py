@@ -48,7 +48,7 @@ from spec.rules import BY_NAME
 from spec.trace import commit
 from spec.world import Choice
 
-RUNS, CHOICES = 60, 200
+RUNS, CHOICES = {"cpu": 60, "cuda": 20}, 200  # on a CUDA device what eight minutes permit
 MODEL_RUNS = 20  # of the model's walk, for each of the implementation's
 SILENT = frozenset(BY_NAME) - {"policy_raises_no_error"}
 """Rules that are off when bytes are to find a fault alone."""
@@ -295,7 +295,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda")
     parser.add_argument("--order", metavar="turns|gated|free", help="as for impl.refine")
     parser.add_argument("--kernels", metavar="torch|triton")
-    parser.add_argument("--runs", type=int, default=RUNS, metavar="R", help=f"at most (default {RUNS})")
+    parser.add_argument(
+        "--runs", type=int, metavar="R",
+        help=f"at most (default {RUNS['cpu']}, on a CUDA device {RUNS['cuda']})",
+    )  # fmt: skip
     parser.add_argument("--choices", type=int, default=CHOICES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--json", metavar="FILE")
@@ -309,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(f"{name:<36}{fault.did}" for name, fault in known.items()))
         return 0
     unknown = [name for name in args.fault or () if name not in known]
-    if unknown or args.runs < 1 or args.choices < 1:
+    if unknown or (args.runs is not None and args.runs < 1) or args.choices < 1:
         wrong = (
             f"no fault {unknown[0]!r}; see --list" if unknown else "--runs and --choices must be at least 1"
         )
@@ -317,6 +320,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         refine.place(args)
+        args.runs = args.runs or RUNS[args.device]
     except ConfigError as error:
         print(f"impl.inject: {error}", file=sys.stderr)
         return 2
