@@ -186,6 +186,12 @@ def walk_once(
     options = draw_options(config, random)
     adversary = Adversary(config, random, options)
     world = World(config, policy, record=record)
+    made = driven(world, adversary, choices)
+    return Run(config, number, options, made, world)
+
+
+def driven(world: World, adversary: Adversary, choices: int) -> list[Choice]:
+    """Let an adversary make so many choices in a fresh world, then go quiet; the choices that were made."""
     made: list[Choice] = []
     draws = 0
     while len(made) < choices and world.verdict is None and draws < 40 * choices:
@@ -195,7 +201,7 @@ def walk_once(
             made.append(choice)
     if world.choose(("quiet",)):
         made.append(("quiet",))
-    return Run(config, number, options, made, world)
+    return made
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from spec.chains import Chains
 from spec.config import Config, Kind, pool_blocks_of_one_request
 from spec.faults import hunt
 from spec.policy import Policy
-from spec.walk import Adversary, Options, draw_options
+from spec.walk import Adversary, Options, draw_options, driven
 from spec.world import Choice, World
 
 PolicyFactory = Callable[[Config, Chains], Policy]
@@ -57,16 +57,7 @@ def run(
     """One run: a busy phase, then a quiet one; and the choices that were made."""
     adversary = Drawn(config, random, draw_options(config, random), limits)
     world = World(config, policy)
-    made: list[Choice] = []
-    draws = 0
-    while len(made) < choices and world.verdict is None and draws < 40 * choices:
-        draws += 1
-        choice = adversary.draw(world)
-        if choice is not None and world.choose(choice):
-            made.append(choice)
-    if world.choose(("quiet",)):
-        made.append(("quiet",))
-    return world, tuple(made)
+    return world, tuple(driven(world, adversary, choices))
 
 
 def walked(
