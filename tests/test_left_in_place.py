@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spec.config import Config, named
-from spec.mechanisms.lookup import Served, left_in_place
+from spec.mechanisms.lookup import Served, chunks_stored, dropping, largest_chunk, left_in_place
 from spec.reference import Decisions, Reference
 from spec.world import World
 
@@ -103,3 +103,18 @@ def test_a_reset_is_one() -> None:
     offload = named("plain-offload")
     assert resent(offload, Decisions(), ("reset", "local")).tally["resend_is_hit"][1] == 1
     assert resent(offload, Decisions(), ("reset", "all")).tally["resend_is_hit"][1] == 0
+
+
+def test_what_the_host_must_keep_depends_on_the_tier_and_on_the_drafters_mark() -> None:
+    """Three alarms on released vLLM that were the model's: each condition changes what must be found."""
+    config = named("plain-offload")
+    whole = Served(prompt=13, computed=14, began=0, alone=True)
+    stored = chunks_stored(config, whole)
+    kept = left_in_place(replace(config, tier_chunks=stored + 1), whole, host=True)
+    assert kept >= largest_chunk(config) > 0
+    assert left_in_place(replace(config, tier_chunks=stored), whole, host=True) == 0
+    marked = replace(config, groups=tuple(replace(group, drafter=True) for group in config.groups))
+    assert not marked.tail_drop and not dropping(marked, host=False)
+    assert dropping(marked, host=True) == marked.groups
+    marked = replace(marked, tier_chunks=stored + 1)
+    assert left_in_place(marked, whole, host=True) < kept == left_in_place(config, whole, host=False)

@@ -129,7 +129,7 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
 
 def largest_chunk(config: Config) -> int:
     """Tokens of the largest host chunk: a load that would bring less is not asked for
-    (``OffloadingConnectorScheduler.get_num_new_matched_tokens``)."""
+    (``offloading/scheduler.py::_lookup_complete_chunks``)."""
     return max(coverage.chunk_tokens(group.block_tokens, config.blocks_per_chunk) for group in config.groups)
 
 
