@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spec.config import Config, named
-from spec.mechanisms.lookup import Served, chunks_stored, dropping, largest_chunk, left_in_place
+from spec.mechanisms.lookup import (
+    Served,
+    chunks_stored,
+    dropping,
+    largest_chunk,
+    left_in_place,
+    must_find,
+)
 from spec.reference import Decisions, Reference
 from spec.world import World
 
@@ -118,3 +125,8 @@ def test_what_the_host_must_keep_depends_on_the_tier_and_on_the_drafters_mark() 
     assert dropping(marked, host=True) == marked.groups
     marked = replace(marked, tier_chunks=stored + 1)
     assert left_in_place(marked, whole, host=True) < kept == left_in_place(config, whole, host=False)
+    roomy = replace(config, tier_chunks=stored + 1)
+    lost = {"device": False, "host": True}  # what is found locally is left over from a reset
+    assert must_find(roomy, whole, kept - largest_chunk(config), **lost) == kept
+    assert must_find(roomy, whole, kept - largest_chunk(config) + 1, **lost) == 0
+    assert must_find(roomy, whole, 0, device=False, host=False) == 0

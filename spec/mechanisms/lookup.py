@@ -127,6 +127,17 @@ def chunks_held(config: Config, group: Group, served: Served, hit: int) -> bool:
     )
 
 
+def must_find(config: Config, served: Served, local: int, *, device: bool, host: bool) -> int:
+    """Tokens that an identical prompt must find, which found ``local`` of them on the device: what is left
+    there and on the host, as far as each (``device``, ``host``) has lost nothing.  The host counts if it has
+    a largest chunk or more beyond the local hit."""
+    there = left_in_place(config, served, host=True) if host else 0
+    return max(
+        left_in_place(config, served, host=False) if device else 0,
+        there if there - local >= largest_chunk(config) else 0,
+    )
+
+
 def largest_chunk(config: Config) -> int:
     """Tokens of the largest host chunk: a load that would bring less is not asked for
     (``offloading/scheduler.py::_lookup_complete_chunks``)."""
@@ -162,13 +173,8 @@ def resend_is_hit(world: World, event: Event) -> None:
         return
     before = world.clients[first]
     served = Served(before.prompt, before.prompt + before.outputs - 1, before.began_at, not before.shared)
-    want = 0
-    if not world.lost_local:
-        want = left_in_place(config, served, host=False)
-    if config.offload and not world.lost_host and not any(t.uid == first for t in world.transfers.values()):
-        there = left_in_place(config, served, host=True)
-        if there - local >= largest_chunk(config):
-            want = max(want, there)
+    stored = not world.lost_host and not any(t.uid == first for t in world.transfers.values())
+    want = must_find(config, served, local, device=not world.lost_local, host=config.offload and stored)
     world.judge(
         "resend_is_hit", want > 0, total >= want,
         lambda: f"{uid}: hit {total} of {client.prompt} tokens, of which {first} left {want} in place",
