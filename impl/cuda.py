@@ -58,6 +58,7 @@ class CudaDevice(Device):
     class by :class:`Kept`."""
 
     arena: Arena
+    graphs: dict[tuple[int, int], Captured]  # by rows and tokens
     gated = True  # or every number is known when an operation is launched
 
     def tensor(self, values: Sequence[Any], dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -108,21 +109,24 @@ class CudaDevice(Device):
             self.execute(op)
         torch.cuda.synchronize()
 
-    def capture(self) -> None:
+    def capture_all(self) -> None:
         """One graph for every batch size: even numbers of rows, powers of two of tokens."""
-        self.graphs: dict[tuple[int, int], Captured] = {}
         slots, largest = self.config.slots, self.padded_tokens(self.config.step_tokens)
         sizes = [SMALLEST_BATCH << n for n in range(20) if CACHING and SMALLEST_BATCH << n <= largest]
         for rows in sorted({min(n + n % 2, slots) for n in range(1, slots + 1)}):
             for tokens in sizes:
-                numbers = torch.zeros(3 * rows + 2 * tokens, dtype=torch.int64, device=self.device)
-                x = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-                super().run_layers(numbers, x, rows, tokens, tokens)  # compiles what is not compiled yet
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    left = super().run_layers(numbers, x, rows, tokens, tokens)
-                self.graphs[rows, tokens] = Captured(graph, numbers, x, *left)
+                self.graphs[rows, tokens] = self.capture(rows, tokens)
+
+    def capture(self, rows: int, tokens: int) -> Captured:
+        """The graph of one batch size.  It waits for the device, and writes the null block only."""
+        numbers = torch.zeros(3 * rows + 2 * tokens, dtype=torch.int64, device=self.device)
+        x = torch.zeros(tokens, dtype=torch.int64, device=self.device)
+        super().run_layers(numbers, x, rows, tokens, tokens)  # compiles what is not compiled yet
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            left = super().run_layers(numbers, x, rows, tokens, tokens)
+        return Captured(graph, numbers, x, *left)
 
     def run_layers(
         self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int, longest: int
@@ -130,6 +134,8 @@ class CudaDevice(Device):
         """Replay the graph of this size; what it leaves is set aside before the next replay."""
         if not CACHING:
             return super().run_layers(numbers, x, rows, tokens, tokens)
+        if (rows, tokens) not in self.graphs:  # never, where gates are closed: all were captured before
+            self.graphs[rows, tokens] = self.capture(rows, tokens)
         one = self.graphs[rows, tokens]
         one.numbers.copy_(numbers)
         one.x.copy_(x)
@@ -138,11 +144,15 @@ class CudaDevice(Device):
 
 
 class Kept:
-    """Makes devices, and keeps them: the same configuration and rank gets the same device, started anew."""
+    """Makes devices, and keeps them: the same configuration and rank gets the same device, started anew.
 
-    def __init__(self, device_type: type[Device], arena: Arena) -> None:
+    ``gated``: operations may be held by gates, so that everything is compiled and captured before; else what
+    is needed, when it is needed."""
+
+    def __init__(self, device_type: type[Device], arena: Arena, *, gated: bool = True) -> None:
+        self.gated = gated
         self.type: type[CudaDevice] = type(
-            f"Cuda{device_type.__name__}", (CudaDevice, device_type), {"arena": arena}
+            f"Cuda{device_type.__name__}", (CudaDevice, device_type), {"arena": arena, "gated": gated}
         )
         self.kept: dict[tuple[Config, int], CudaDevice] = {}
 
@@ -155,9 +165,13 @@ class Kept:
             device = self.kept[config, rank] = self.type(
                 config, rank, kernels, feed, wire, **{**options, "device": torch.device("cuda")}
             )
-            device.restart(feed, wire)
-            device.warm()
-            device.capture()
+            device.graphs = {}
+            if self.gated:
+                device.restart(feed, wire)
+                device.warm()
+                device.capture_all()
+        torch.cuda.synchronize()  # nothing of an earlier run is under way
         device.restart(feed, wire)
         device.debug = options.get("poison", False)
+        torch.cuda.synchronize()  # and whatever stream comes next finds it blank
         return device

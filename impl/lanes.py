@@ -281,11 +281,13 @@ class CudaLanes:
 
 
 class Arena:
-    """Pinned host memory for the numbers of one run: an allocation in between might wait for the device."""
+    """Pinned host memory for the numbers of one run: an allocation in between might wait for the device.
 
-    def __init__(self) -> None:
+    ``around``: when it is full, wait for the device and begin again, where nothing is held by a gate."""
+
+    def __init__(self, *, around: bool = False) -> None:
         self.bytes = torch.zeros(ARENA_BYTES, dtype=torch.uint8, pin_memory=True)
-        self.used = 0
+        self.used, self.around = 0, around
 
     def reset(self) -> None:
         """All of it is free again; nothing that was taken may still be copied from."""
@@ -295,6 +297,9 @@ class Arena:
         """Room for some numbers.  Raises :class:`Stuck` when a run needs more than there is."""
         size = numbers * dtype.itemsize
         first = -(-self.used // 16) * 16
+        if self.around and first + size > ARENA_BYTES:
+            torch.cuda.synchronize()  # everything that was taken has been copied from
+            first = 0
         self.used = first + size
         if self.used > ARENA_BYTES:
             raise Stuck(f"a run needs more than {ARENA_BYTES >> 20} MiB of numbers: make fewer choices")

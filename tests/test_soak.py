@@ -73,6 +73,14 @@ def test_a_seed_determines_a_run() -> None:
     assert figures(serve(task(requests=12, seed=1))) != one
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("load", "fault"), [("pp4", ""), ("v1", ""), ("", "no-fence")])
+def test_a_device_gives_the_same_figures(load: str, fault: str) -> None:
+    on_device = task(fault, load=load, device="cuda", kernels="triton")
+    assert figures(serve(on_device)) == figures(serve(task(fault, load=load)))
+
+
 def test_the_reference_output_is_the_closed_forms() -> None:
     """Greedy decoding by hand: one token at a time, from the model's word for the prefix alone."""
     oracle = Oracle(load_named("pp4"))

@@ -14,8 +14,8 @@ import pytest
 try:
     import torch
 
-    from impl import inject, refine
-    from impl.lanes import HostLanes
+    from impl import inject, refine, streams
+    from impl.lanes import HostLanes, Stuck
     from impl.streams import Place
     from impl.world import BYTES, FORWARD_OVERLAPS_TRANSFER, Words
 except ModuleNotFoundError as missing:
@@ -169,6 +169,20 @@ def test_a_device_that_does_not_wait_is_found_out() -> None:
             )
             found += [text for _, text in [refine.failure(run) or ("", "")] if text]
     assert any("has run on the device before" in text for text in found), found
+
+
+def test_a_device_that_stands_still_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asleep(HostLanes):
+        def open(self, number: int) -> None:
+            self.gates[number] = False
+
+    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.01)
+    place = Place(cuda=False)
+    place.lanes = Asleep(Random(0))
+    world = place.gated(configs.named("plain"), refine.implementation())
+    assert world.take(("arrive", "r1", "0", 5, 3)) and world.take(("schedule",))
+    with pytest.raises(Stuck, match=r"operation 0 \(\w+\) is not over within"):
+        world.take(("work",))
 
 
 # -- the command -------------------------------------------------------------------------------------------

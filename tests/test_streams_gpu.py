@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
 
 import pytest
 
 try:
     import torch
 
-    from impl import inject, refine
+    from impl import inject, lanes, refine
     from impl.cuda import CACHING, CudaDevice
-    from impl.lanes import CudaLanes
+    from impl.lanes import CudaLanes, Lane, Stuck
     from impl.streams import Place
     from impl.world import BYTES, FORWARD_OVERLAPS_TRANSFER
 except ModuleNotFoundError as missing:
@@ -55,6 +56,36 @@ def test_a_held_stream_runs_nothing_until_its_gate_opens(place: Place) -> None:
     lanes.open(held)
     lanes.settle()
     assert value.tolist() == [3, 3, 3, 3] and [mark.number for mark in lanes.marks()] == [0, 0]
+
+
+def test_a_device_that_stands_still_is_told_of(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(place.lanes, CudaLanes)
+    place.lanes.begin()
+    place.lanes.launch((0, "main"), lambda: None, (), gated=True)
+    monkeypatch.setattr(lanes, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(Stuck, match="has not come to rest"):
+        place.lanes.settle()
+    place.lanes.settle()  # the gate is open now
+
+
+def test_a_device_that_does_not_wait_is_found_out() -> None:
+    """Transfers wait for nothing, while the main streams are slow."""
+
+    class Hasty(CudaLanes):
+        def launch(self, lane: Lane, work: Callable[[], None], after: Sequence[int], *, gated: bool) -> int:
+            def slowly() -> None:
+                self.kernels.linger(self.gates, 1000)
+                work()
+
+            main = lane[1] == "main"
+            return super().launch(lane, slowly if main else work, after if main else (), gated=gated)
+
+    place, found = Place(cuda=True), []
+    place.lanes = Hasty(Random(0))
+    for name in ("plain-offload", "composed"):
+        run = refine.refine_once(configs.named(name), build(place), 0, 0, 200, make=place.free)
+        found += [text for _, text in [refine.failure(run) or ("", "")] if text]
+    assert any("has run on the device before" in text for text in found), found
 
 
 @pytest.mark.parametrize("name", COMPOSED)

@@ -1,7 +1,7 @@
 """Soak: what each fault of the catalogue does to a server's users, with nobody watching.
 
 ``python -m impl.soak [--device cpu|cuda] [--kernels torch|triton] [--runs R] [--requests N] [--seed S]
-[--fault NAME|--all|--list] [--load NAME] [--jobs J] [--json FILE] [--markdown FILE]``
+[--fault NAME|--all|--list] [--load NAME] [--jobs J] [--json FILE] [--markdown FILE] [--commit ID]``
 
 The story.  In the field nobody holds a ghost beside the bytes.  One sees that some requests repeat one token
 for ever, that the acceptance length of a drafter falls, that an engine stops.  So here clients are served and
@@ -107,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     )
     given.add_argument("--json", metavar="FILE")
     given.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'soak'")
+    given.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
     return given
 
 
@@ -184,7 +185,8 @@ def main(argv: list[str] | None = None) -> int:
             write_whole(args.json, json.dumps(as_json(args, rows, verdict, seconds), indent=1) + "\n")
         if args.markdown:
             given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
-            words = markdown(rows, f"python -m impl.soak{given}", where, seconds, verdict)
+            at = f"{where}, commit {args.commit or commit() or 'unknown'}"
+            words = markdown(rows, f"python -m impl.soak{given}", at, seconds, verdict)
             handbook.record(args.markdown, "soak", words)
     except (OSError, ValueError) as error:
         print(f"impl.soak: {error}", file=sys.stderr)
@@ -224,7 +226,8 @@ def as_json(args: argparse.Namespace, rows: Sequence[Row], verdict: str, seconds
     """What a program reads."""
     return {
         "seed": args.seed, "runs": args.runs, "requests": args.requests, "device": args.device,
-        "kernels": args.kernels, "verdict": verdict, "seconds": round(seconds, 1), "commit": commit(),
+        "kernels": args.kernels, "verdict": verdict, "seconds": round(seconds, 1),
+        "commit": args.commit or commit(),
         "rows": [
             {"name": row.name, "shows": row.shows, "complete": row.complete, "symptoms": list(row.symptoms),
              "acceptance": round(row.whole.acceptance, 4), "share_differing": round(row.whole.share, 4),

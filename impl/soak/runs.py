@@ -13,10 +13,12 @@ from random import Random
 
 import torch
 
+from impl.cuda import Kept
 from impl.decisions import Decisions
 from impl.device import Device, Feed, kernels_named
 from impl.engine import Engine
 from impl.inject import Swapped, injectable
+from impl.lanes import Arena
 from impl.soak.service import Build, Load, Oracle, Outcome, Stop
 from spec import config as configs
 from spec.chains import Chains
@@ -69,14 +71,20 @@ def engine_of(task: Task) -> Build:
     change = known[task.fault].change if task.fault else {}
     tamper = known[task.fault].tamper if task.fault else None
     decide = replace(Decisions(), **{**base, **change})
-    kernels, device = kernels_named(task.kernels), torch.device(task.device)
+    kernels, device_type = kernels_named(task.kernels), Swapped if task.fault else Device
+    made = device_type if task.device == "cpu" else launched(device_type)
 
     def build(config: Config, chains: Chains, feed: Feed) -> tuple[Engine, Policy]:
-        kind = Swapped if task.fault else Device
-        engine = Engine(config, chains, feed, decide=decide, kernels=kernels, device=device, device_type=kind)
+        engine = Engine(config, chains, feed, decide=decide, kernels=kernels, device_type=made)
         return engine, tamper(lambda *_: engine)(config, chains) if tamper else engine
 
     return build
+
+
+@lru_cache
+def launched(device_type: type[Device]) -> Kept:
+    """Devices whose operations are launched, forwards as graphs; a process keeps them from run to run."""
+    return Kept(device_type, Arena(around=True), gated=False)
 
 
 STOP: list[Stop] = []

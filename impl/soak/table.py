@@ -10,7 +10,6 @@ from impl.inject import injectable
 from impl.soak.runs import ITSELF, Task
 from impl.soak.service import Outcome, together
 from spec import handbook
-from spec.trace import commit
 
 CLEAR, PART = 4.0, 0.95  # a figure is lower if it is so by these standard errors, and below this part
 
@@ -193,7 +192,7 @@ def markdown(rows: Sequence[Row], command: str, where: str, seconds: float, verd
     served = sum(row.whole.served for row in rows)
     return (
         f"`{command}`\n\n"
-        f"On {where}, commit {commit() or 'unknown'}: {served:,} requests served in {seconds:.0f} s, "
+        f"On {where}: {served:,} requests served in {seconds:.0f} s, "
         f"{shown} of {faults} faults show. Verdict: {verdict} (sampled).\n\n"
         + handbook.table(
             ("fault", "what it did", "load", "requests", "differing", "acceptance length", "other symptoms"),
