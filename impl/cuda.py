@@ -110,37 +110,40 @@ class CudaDevice(Device):
         torch.cuda.synchronize()
 
     def capture_all(self) -> None:
-        """One graph for every batch size: even numbers of rows, powers of two of tokens."""
+        """Every batch size, while the tables are blank: even numbers of rows, powers of two of tokens."""
         slots, largest = self.config.slots, self.padded_tokens(self.config.step_tokens)
         sizes = [SMALLEST_BATCH << n for n in range(20) if CACHING and SMALLEST_BATCH << n <= largest]
         for rows in sorted({min(n + n % 2, slots) for n in range(1, slots + 1)}):
             for tokens in sizes:
-                self.graphs[rows, tokens] = self.capture(rows, tokens)
+                numbers = torch.zeros(3 * rows + 2 * tokens, dtype=torch.int64, device=self.device)
+                x = torch.zeros(tokens, dtype=torch.int64, device=self.device)
+                self.run_layers(numbers, x, rows, tokens, tokens)
 
-    def capture(self, rows: int, tokens: int) -> Captured:
-        """The graph of one batch size.  It waits for the device, and writes the null block only."""
-        numbers = torch.zeros(3 * rows + 2 * tokens, dtype=torch.int64, device=self.device)
-        x = torch.zeros(tokens, dtype=torch.int64, device=self.device)
-        super().run_layers(numbers, x, rows, tokens, tokens)  # compiles what is not compiled yet
+    def run_layers(
+        self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[tuple[str, int], tuple[int, int]]]:
+        """Replay the graph of this size; what it leaves is set aside before the next replay.
+
+        The first batch of a size runs as it is, and its graph is captured behind it.  A batch made up to warm
+        the kernels would write wherever the tables of the batch before lead."""
+        one = self.graphs.get((rows, tokens))
+        if one is None:
+            left = super().run_layers(numbers, x, rows, tokens, tokens)
+            if CACHING:
+                self.graphs[rows, tokens] = self.capture(numbers.clone(), x.clone(), rows, tokens)
+            return left
+        one.numbers.copy_(numbers)
+        one.x.copy_(x)
+        one.graph.replay()
+        return one.output.clone(), one.read.clone(), one.places
+
+    def capture(self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int) -> Captured:
+        """The graph of one batch size, over these inputs: nothing runs, but it waits for the device."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             left = super().run_layers(numbers, x, rows, tokens, tokens)
         return Captured(graph, numbers, x, *left)
-
-    def run_layers(
-        self, numbers: torch.Tensor, x: torch.Tensor, rows: int, tokens: int, longest: int
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[tuple[str, int], tuple[int, int]]]:
-        """Replay the graph of this size; what it leaves is set aside before the next replay."""
-        if not CACHING:
-            return super().run_layers(numbers, x, rows, tokens, tokens)
-        if (rows, tokens) not in self.graphs:  # never, where gates are closed: all were captured before
-            self.graphs[rows, tokens] = self.capture(rows, tokens)
-        one = self.graphs[rows, tokens]
-        one.numbers.copy_(numbers)
-        one.x.copy_(x)
-        one.graph.replay()
-        return one.output.clone(), one.read.clone(), one.places
 
 
 class Kept:

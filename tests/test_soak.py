@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -247,8 +249,8 @@ def test_without_torch_it_says_what_to_install() -> None:
     assert "torch is not installed: pip install" in done.stderr
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_stop_keeps_what_was_found(jobs: str, tmp_path: Path) -> None:
+def interrupted(tmp_path: Path, jobs: str, sign: str) -> tuple[str, Any]:
+    """What a command prints and leaves when Ctrl-C goes to its group of processes once a sign is printed."""
     file = tmp_path / "found.json"
     words = ["--requests", "5", "--runs", "1000", "--jobs", jobs, "--json", str(file)]
     running = subprocess.Popen(
@@ -257,14 +259,27 @@ def test_a_stop_keeps_what_was_found(jobs: str, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     assert running.stdout is not None
     for told in running.stdout:
-        if " of 10000 runs" in told:
+        if sign in told:
             break
-    running.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 3 and not err, err
     assert "stopped: what was found so far is kept" in out and "undetermined: stopped" in out
-    row = json.loads(file.read_text())["rows"][0]
+    return out, json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_stop_keeps_what_was_found(jobs: str, tmp_path: Path) -> None:
+    _, found = interrupted(tmp_path, jobs, " of 10000 runs")
+    row = found["rows"][0]
     assert row["served"] > 0 and row["differing"] == 0 and not row["complete"]
+
+
+def test_a_stop_while_processes_start_is_a_stop(tmp_path: Path) -> None:
+    out, found = interrupted(tmp_path, "2", "acceptance")
+    assert not any(row["error"] for row in found["rows"]) and "Traceback" not in out

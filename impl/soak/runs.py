@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -125,6 +126,17 @@ def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Tas
             yield from in_processes(some, jobs, each, stop)
 
 
+@contextmanager
+def born_deaf() -> Iterator[None]:
+    """Processes and threads that begin meanwhile never hear Ctrl-C, which goes to all of a group: not even
+    before :func:`take_event`, while they import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def in_processes(
     tasks: Sequence[Task], jobs: int, each: int | None, stop: Stop
 ) -> Iterator[tuple[Task, Outcome]]:
@@ -132,7 +144,8 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     shared = context.Event()
     with ProcessPoolExecutor(jobs, context, take_event, (shared,), max_tasks_per_child=each) as pool:
-        waiting: dict[Future[Outcome], Task] = {pool.submit(serve, task): task for task in tasks}
+        with born_deaf():
+            waiting: dict[Future[Outcome], Task] = {pool.submit(serve, task): task for task in tasks}
         while waiting:
             if stop.is_set():
                 shared.set()
