@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,8 @@ from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENE
 from spec.faults.hunt import (
     LONGEST_TRACE,
     NEVER_ENDS,
+    Choices,
+    Hunt,
     breadth_first,
     check_stored,
     find,
@@ -227,6 +230,27 @@ def test_not_found_within_the_budget_is_undetermined(
     arguments = ["hunt", "fence-dropped-early", "--runs", "1", "--choices", "2", "--json", str(record)]
     assert main(arguments) == 3
     assert json.loads(record.read_text(encoding="utf-8"))["hunts"]["fence-dropped-early"]["missed"]
+
+
+def test_a_shorter_stored_run_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spec.faults import __main__ as command
+
+    known = stored("no-fence")
+    assert known is not None
+    config, rule, choices = known
+    kept: list[int] = []
+    monkeypatch.setattr(command, "store", lambda outcome: kept.append(len(outcome.choices)))
+
+    def keep(choices: Choices) -> None:
+        found = Hunt("no-fence", config.name, rule, choices=choices)
+        command.keep(found, argparse.Namespace(store=True))
+
+    for found in ((*choices, ("work",)), choices, choices[:-1]):
+        keep(found)
+    assert kept == [len(choices) - 1]
+    monkeypatch.setattr(command, "check_stored", lambda fault: iter(["it breaks nothing any more"]))
+    keep((*choices, ("work",)))
+    assert kept == [len(choices) - 1, len(choices) + 1]
 
 
 def test_the_documentation_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:

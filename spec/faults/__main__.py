@@ -102,20 +102,23 @@ def show(fault: Fault) -> int:
 
 
 def table() -> int:
-    """The documentation's table, from the record of the last full hunt."""
+    """The documentation's table: the stored runs, and the record of the last full hunt."""
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"hunts": {}}
     print(f"<!-- made by `python -m spec.faults table`; hunted with `{record.get('command', '-')}`")
     print(f"     on {record.get('machine', '-')} -->\n")
     print("| fault | mechanism | kind | consequence broken | config | choices | found in, s | source |")
     print("|---|---|---|---|---|---:|---:|---|")
     for fault in CATALOGUE.values():
-        one = record["hunts"].get(fault.name, {})
+        one, run = record["hunts"].get(fault.name, {}), stored(fault.name)
+        rule, config, choices = one.get("rule"), "-", "-"
+        if run:
+            config, rule, choices = run[0].name, run[1], str(len(run[2]))
         link = fault.source[0]
         link = f"[report]({link})" if link.startswith("http") else f"`{link}`"
         seconds = f"{one['seconds']:.2f}" if one.get("choices") else "-"
         print(
-            f"| `{fault.name}` | {fault.mechanism} | {fault.kind} | {one.get('rule') or '-'} "
-            f"| {one.get('config') or '-'} | {len(one.get('choices', ())) or '-'} | {seconds} | {link} |"
+            f"| `{fault.name}` | {fault.mechanism} | {fault.kind} | {rule or '-'} "
+            f"| {config} | {choices} | {seconds} | {link} |"
         )
     return 0
 
@@ -188,9 +191,13 @@ def hunt_one(name: str, runs: int, choices: int, seed: int, seeds: int, states: 
 
 
 def keep(outcome: Hunt, args: argparse.Namespace) -> None:
-    """Store a run as soon as it is there: a stopped hunt loses nothing."""
+    """Store a run as soon as it is there: a stopped hunt loses nothing.  A stored one that still does what
+    it should and is no longer stays."""
     if args.store and outcome.choices and not outcome.wrong:
-        store(outcome)
+        known = stored(outcome.fault)
+        shorter = not known or len(outcome.choices) < len(known[2])
+        if shorter or any(check_stored(CATALOGUE[outcome.fault])):
+            store(outcome)
 
 
 def hunt_many(names: list[str], args: argparse.Namespace) -> int:
@@ -228,7 +235,7 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
     if args.json or (args.store and len(names) == len(CATALOGUE)):
         record = {
             "command": f"python -m spec.faults hunt --all --runs {args.runs} --choices {args.choices} "
-            f"--seed {args.seed} --seeds {args.seeds}",
+            f"--seed {args.seed} --seeds {args.seeds} --states {args.states}",
             "machine": args.machine,
             "hunts": {one.fault: asdict(one) for one in sorted(outcomes, key=lambda one: one.fault)},
         }
