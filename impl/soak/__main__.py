@@ -49,9 +49,8 @@ from spec.config import ConfigError
 from spec.outputs import OutputError, check_target, write_whole
 from spec.trace import commit
 
-REQUESTS = {"cpu": 300, "cuda": 40}
-"""Of a run.  On a CUDA device the tiny model is all launches and waits, and processes take turns: a small
-table must do for eight minutes.  The same run gives the same figures on either."""
+REQUESTS = 300  # of a run
+JOBS = 15  # on a CUDA device, at most
 
 REFERENCE_RUNS = 10  # of the main load, for each run of a fault
 OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
@@ -92,10 +91,7 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument("--kernels", metavar="torch|triton", help="default: torch, on a CUDA device triton")
     given.add_argument("--load", metavar="NAME", help="put the faults into this load, whatever theirs is")
     given.add_argument(
-        "--requests",
-        type=int,
-        metavar="N",
-        help=f"of a run (default {REQUESTS['cpu']}, on a CUDA device {REQUESTS['cuda']})",
+        "--requests", type=int, default=REQUESTS, metavar="N", help=f"of a run (default {REQUESTS})"
     )
     given.add_argument(
         "--runs", type=int, default=1, metavar="R",
@@ -103,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     given.add_argument("--seed", type=int, default=0, metavar="S")
     given.add_argument(
-        "--jobs", type=int, metavar="J", help="processes (default: 1 on a CPU, 12 at most on CUDA)"
+        "--jobs", type=int, metavar="J", help=f"processes (default: 1 on a CPU, {JOBS} at most on CUDA)"
     )
     given.add_argument("--json", metavar="FILE")
     given.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'soak'")
@@ -124,7 +120,6 @@ def checked(args: argparse.Namespace) -> list[str]:
     if args.device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be cpu or cuda, got {args.device!r}")
     args.kernels = args.kernels or ("triton" if args.device == "cuda" else "torch")
-    args.requests = args.requests or REQUESTS[args.device]
     if args.kernels not in ("torch", "triton"):
         raise ValueError(f"--kernels must be torch or triton, got {args.kernels!r}")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -167,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"impl.soak: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    jobs = args.jobs or (min(12, os.cpu_count() or 1) if args.device == "cuda" else 1)
+    jobs = args.jobs or (min(JOBS, os.cpu_count() or 1) if args.device == "cuda" else 1)
     where = machine(args.device)
     budget = f"{len(tasks)} runs of {args.requests} requests, {jobs} at a time"
     print(f"soak: {where}; {args.kernels} kernels; seed {args.seed}; {budget}")
