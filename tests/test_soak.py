@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -22,7 +24,7 @@ try:
     from impl.soak import runs, table
     from impl.soak.__main__ import main, parser, planned
     from impl.soak.runs import Task, load_named, load_names, serve
-    from impl.soak.service import Oracle, Outcome, own_fault, together, token_of
+    from impl.soak.service import Oracle, Outcome, Stop, own_fault, together, token_of
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "triton"):
         raise
@@ -197,6 +199,49 @@ def test_an_error_of_the_harness_does_not_pass_for_the_engines() -> None:
         raise LookupError("somebody else's")
     except LookupError as error:
         assert not own_fault(error)
+
+
+# -- processes ---------------------------------------------------------------------------------------------
+
+
+def serves_or_dies(task: Task, stop: Stop) -> Outcome:
+    if task.run == 1:
+        os._exit(1)
+    if task.run == 2:
+        raise ValueError("no such thing")
+    return Outcome(task.load, task.run, served=os.getpid())
+
+
+def serves_and_ends_late(task: Task, stop: Stop) -> Outcome:
+    def end() -> None:
+        began = time.monotonic()
+        while not Path(task.load).exists() and time.monotonic() - began < 60:
+            time.sleep(0.02)
+
+    atexit.register(end)
+    return Outcome(task.load, task.run, task.fault, served=os.getpid())
+
+
+def test_a_process_that_dies_costs_its_own_run_only() -> None:
+    tasks = [task(run=run) for run in range(6)]
+    seen = {t.run: one for t, one in runs.in_processes(tasks, 2, threading.Event(), serves_or_dies)}
+    assert sorted(seen) == list(range(6))
+    assert seen[1].error == "the soak itself failed: its process ended"
+    assert seen[2].error == "the soak itself failed: ValueError('no such thing')"
+    rest = [seen[run] for run in (0, 3, 4, 5)]
+    assert not any(one.error for one in rest) and len({one.served for one in rest}) <= 3
+
+
+def test_nobody_waits_for_a_process_to_end(tmp_path: Path) -> None:
+    """On CUDA each fault has a process of its own, and to give back a context takes seconds."""
+    sign = tmp_path / "all were told"
+    tasks = [task("no-fence", load=str(sign), run=run, device="cuda") for run in range(3)]
+    began, told = time.monotonic(), set[int]()
+    for _, one in runs.in_processes(tasks, 1, threading.Event(), serves_and_ends_late):
+        told.add(one.served)
+        if len(told) == 3:
+            sign.touch()
+    assert len(told) == 3 and time.monotonic() - began < 60
 
 
 # -- the command -------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 
@@ -88,20 +90,8 @@ def launched(device_type: type[Device]) -> Kept:
     return Kept(device_type, Arena(around=True), gated=False)
 
 
-STOP: list[Stop] = []
-"""In a process that serves for another one: the event that ends it."""
-
-
-def take_event(stop: Stop) -> None:
-    """A process begins: it stops when it is told, and not by itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    STOP.append(stop)
-
-
 def serve(task: Task, stop: Stop | None = None) -> Outcome:
     """Run one load.  Determined by the task."""
-    stop = STOP[0] if STOP else stop
     random = Random(f"{task.seed}/{task.load}/{task.run}")
     load = Load(load_named(task.load), engine_of(task), oracle(task.load, task.run, task.seed), random)
     seen = load.run(task.requests, stop)
@@ -110,50 +100,91 @@ def serve(task: Task, stop: Stop | None = None) -> Outcome:
 
 
 def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Task, Outcome]]:
-    """Run all tasks.
-
-    On CUDA each fault has a process of its own: there an index out of bounds ends the process.  Stopped,
-    what was begun is still told; what was not is left out."""
+    """Run all tasks.  Stopped, what was begun is still told; what was not is left out."""
     if jobs == 1 and tasks[0].device == "cpu":
         for task in tasks:
             if stop.is_set():
                 return
             yield task, serve(task, stop)
-        return
-    alone = [task for task in tasks if task.fault and task.device != "cpu"]
-    for some, each in (([task for task in tasks if task not in alone], None), (alone, 1)):
-        if some and not stop.is_set():
-            yield from in_processes(some, jobs, each, stop)
+    else:
+        yield from in_processes(tasks, jobs, stop)
 
 
-@contextmanager
-def born_deaf() -> Iterator[None]:
-    """Processes and threads that begin meanwhile never hear Ctrl-C, which goes to all of a group: not even
-    before :func:`take_event`, while they import."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+# -- processes ---------------------------------------------------------------------------------------------
+
+Serve = Callable[[Task, Stop], Outcome]
+
+
+def alone(task: Task) -> bool:
+    """Whether the task has a process of its own: on CUDA an index out of bounds ends its process."""
+    return bool(task.fault) and task.device != "cpu"
+
+
+def work(pipe: Connection, stop: Stop, serve: Serve) -> None:
+    """A process: one task after another, until the pipe is closed.  It is stopped by being told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task: Task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(serve(task, stop))
+        except Exception as error:
+            pipe.send(Outcome(task.load, task.run, task.fault, error=f"{ITSELF}: {error!r}"))
 
 
 def in_processes(
-    tasks: Sequence[Task], jobs: int, each: int | None, stop: Stop
+    tasks: Sequence[Task], jobs: int, stop: Stop, serve: Serve = serve
 ) -> Iterator[tuple[Task, Outcome]]:
-    """Run the tasks in so many processes at a time, ``each`` of which runs that many."""
+    """Run the tasks in so many processes at a time; a process that ends costs no other task.
+
+    Nobody waits for a process that is about to end: to give back a CUDA context takes seconds."""
     context = multiprocessing.get_context("spawn")
-    shared = context.Event()
-    with ProcessPoolExecutor(jobs, context, take_event, (shared,), max_tasks_per_child=each) as pool:
-        with born_deaf():
-            waiting: dict[Future[Outcome], Task] = {pool.submit(serve, task): task for task in tasks}
-        while waiting:
-            if stop.is_set():
-                shared.set()
-                for future in [one for one in waiting if one.cancel()]:
-                    del waiting[future]
-            for future in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                task = waiting.pop(future)
-                try:
-                    yield task, future.result()
-                except Exception as error:  # what the others found is not lost
-                    yield task, Outcome(task.load, task.run, task.fault, error=f"{ITSELF}: {error!r}")
+    told, waiting = context.Event(), deque(tasks)
+    busy: dict[Connection, Task] = {}
+    begun: list[BaseProcess] = []
+
+    def begin() -> Connection:
+        pipe, other = context.Pipe()
+        begun.append(context.Process(target=work, args=(other, told, serve), daemon=True))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            begun[-1].start()  # Ctrl-C goes to all of a group: it is not heard even while a process imports
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        other.close()
+        return pipe
+
+    def give(pipe: Connection | None = None) -> None:
+        if waiting:
+            pipe = pipe or begin()
+            busy[pipe] = waiting.popleft()
+            with suppress(OSError):  # it has ended: that is seen where its outcome is waited for
+                pipe.send(busy[pipe])
+        elif pipe:
+            pipe.close()
+
+    while waiting or busy:
+        if stop.is_set():
+            told.set()
+            waiting.clear()
+        while waiting and len(busy) < jobs:
+            give()
+        for pipe in wait(list(busy), timeout=0.5):
+            assert isinstance(pipe, Connection)
+            task = busy.pop(pipe)
+            try:
+                outcome = pipe.recv()
+            except (EOFError, OSError):
+                outcome = Outcome(task.load, task.run, task.fault, error=f"{ITSELF}: its process ended")
+                pipe.close()
+            if pipe.closed or alone(task):
+                pipe.close()
+                give()
+            else:
+                give(pipe)
+            yield task, outcome
+    for process in begun:
+        process.join()
