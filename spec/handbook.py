@@ -456,7 +456,8 @@ RECORDED = {
     "refine-gated": "python -m impl.refine --device cuda --order gated --runs 30 --markdown docs/refine.md",
     "refine-free": "python -m impl.refine --device cuda --order free --runs 30 --markdown docs/refine.md",
     "inject-gated": "python -m impl.inject --device cuda --order gated --markdown docs/refine.md",
-    "soak": "python -m impl.soak --all --device cuda --markdown docs/soak.md",
+    "soak": "python -m impl.soak --all --markdown docs/soak.md",
+    "soak-cuda": "python -m impl.soak --all --device cuda --markdown docs/soak.md",
     "matrix": "python -m impl.upstream matrix --record",
 }
 

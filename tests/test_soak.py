@@ -173,6 +173,19 @@ def test_a_base_design_is_held_against_itself_and_its_fault_against_it() -> None
     assert usual.symptoms == design.symptoms == fault.symptoms == () and fault.complete
 
 
+def test_what_is_told_of_a_row() -> None:
+    sound, ruined = outcome(), outcome(differing=3)
+
+    def told(name: str, whole: Outcome, *symptoms: str, complete: bool = True) -> str:
+        return table.noticed(table.Row(name, "", whole, sound, symptoms, complete))
+
+    assert told("reference", sound) == told("no-fence", ruined) == ""
+    assert told("no-fence", sound, "3 requests stuck", complete=False) == "3 requests stuck"
+    assert told("no-fence", sound) == "not seen: not in so many requests"
+    assert told("zero-accepted", sound) == f"not seen: {table.UNSEEN['zero-accepted']}"
+    assert told("zero-accepted", sound, complete=False) == "stopped before it was seen"
+
+
 def test_verdicts() -> None:
     sound, ruined = outcome(), outcome(differing=3)
 

@@ -102,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, metavar="J", help=f"processes (default: 1 on a CPU, {JOBS} at most on CUDA)"
     )
     given.add_argument("--json", metavar="FILE")
-    given.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'soak'")
+    given.add_argument(
+        "--markdown", metavar="FILE", help="write the table into the document's part 'soak', or 'soak-cuda'"
+    )
     given.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
     return given
 
@@ -127,13 +129,17 @@ def checked(args: argparse.Namespace) -> list[str]:
     if args.load:
         load_named(args.load)
     check_target("--json", args.json)
-    if args.markdown and not any(
-        found[2] == "soak"
-        for found in handbook.PART.finditer(Path(args.markdown).read_text(encoding="utf-8"))
-    ):
-        raise ValueError(f"{args.markdown}: has no part 'soak'")
+    if args.markdown:
+        text = Path(args.markdown).read_text(encoding="utf-8")
+        if part(args) not in (found[2] for found in handbook.PART.finditer(text)):
+            raise ValueError(f"{args.markdown}: has no part {part(args)!r}")
     kernels_named(args.kernels)
     return list(known) if args.all else list(dict.fromkeys(args.fault or ()))
+
+
+def part(args: argparse.Namespace) -> str:
+    """The document's part that a run records."""
+    return "soak" if args.device == "cpu" else "soak-cuda"
 
 
 def machine(device: str) -> str:
@@ -182,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
             at = f"{where}, commit {args.commit or commit() or 'unknown'}"
             words = markdown(rows, f"python -m impl.soak{given}", at, seconds, verdict)
-            handbook.record(args.markdown, "soak", words)
+            handbook.record(args.markdown, part(args), words)
     except (OSError, ValueError) as error:
         print(f"impl.soak: {error}", file=sys.stderr)
         return 2

@@ -159,17 +159,24 @@ def rows_of(tasks: Sequence[Task], found: dict[Task, Outcome]) -> list[Row]:
     return rows
 
 
+def noticed(row: Row) -> str:
+    """What was noticed beside other outputs, or why nothing was."""
+    if row.name == "reference" or row.shows:
+        return "; ".join(row.symptoms)
+    if not row.complete:
+        return "stopped before it was seen"
+    return f"not seen: {UNSEEN.get(row.name, 'not in so many requests')}"
+
+
 def line(row: Row) -> str:
     """One printed line."""
-    one, shown = row.whole, "; ".join(row.symptoms)
-    if row.name != "reference" and not row.shows:
-        shown = f"not seen: {UNSEEN.get(row.name, 'not in so many requests')}"
+    one = row.whole
     length = f"{one.acceptance:.2f}"
     if row.name != "reference":
         length = f"{row.without.acceptance:.2f} -> {length}"
     return (
         f"{row.name:<36}{one.load:<10}{one.served:>7}{one.share:>9.1%}  {length:<14}"
-        f"{one.seconds:>6.0f} s  {shown[:100]}{'' if row.complete else '  (stopped)'}"
+        f"{one.seconds:>6.0f} s  {noticed(row)[:100]}{'' if row.complete else '  (stopped)'}"
     )
 
 
@@ -179,15 +186,12 @@ def markdown(rows: Sequence[Row], command: str, where: str, seconds: float, verd
     faults = sum(row.name != "reference" for row in rows)
     table = []
     for row in rows:
-        one, told = row.whole, "; ".join(row.symptoms)
-        if row.name != "reference" and not row.shows:
-            told = f"not seen: {UNSEEN.get(row.name, 'not in so many requests')}"
-        reference = row.name == "reference"
+        one, reference = row.whole, row.name == "reference"
         table.append((
             "reference" if reference else f"`{row.name}`", row.did, one.load, f"{one.served:,}",
             f"{one.share:.1%}" if one.served else "-",
             f"{one.acceptance:.2f}" if reference else f"{row.without.acceptance:.2f} -> {one.acceptance:.2f}",
-            told[:160],
+            noticed(row)[:160],
         ))  # fmt: skip
     served = sum(row.whole.served for row in rows)
     return (
