@@ -123,6 +123,7 @@ def test_every_rule_answers_some_candidate_or_is_named_here() -> None:
         "flush_only_pending",
         "steps_end_in_order",
         "drafter_reads_exact",
+        "output_exact",
     }
 
 

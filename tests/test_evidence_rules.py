@@ -19,7 +19,7 @@ from spec.config import Config, named
 from spec.events import Event
 from spec.faults import tamper
 from spec.ops import Begin, Deref, End, Leave, PostProcess, Sample, SetSlot
-from spec.policy import Answer, Policy, PolicyError, Program
+from spec.policy import Answer, Output, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
 from spec.rules import RULES, STATE_RULES
 from spec.walk import Adversary, draw_options
@@ -96,6 +96,26 @@ class Idle(Reference):
 
     def admit(self, *args: Any) -> int:
         return 0
+
+
+class Forgetful(Reference):
+    """Throws away the first output that comes after a preemption, whether or not it was under way then."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.preempted: set[Any] = set()
+
+    def preempt(self, request: Any) -> None:
+        self.preempted.add(request.uid)
+        super().preempt(request)
+
+    def on_output(self, output: Output) -> Answer:
+        kept = []
+        for uid, tokens in output.tokens:
+            dropped = tokens and uid in self.preempted
+            self.preempted -= {uid} if dropped else set()
+            kept.append((uid, () if dropped else tokens))
+        return super().on_output(replace(output, tokens=tuple(kept)))
 
 
 class Stops(Reference):
@@ -177,6 +197,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "slot_single_occupant": ("composed", enqueuing(without_leaves)),
     "steps_end_in_order": ("composed", editing("done", reversed_done)),
     # accepted tokens
+    "output_exact": ("crowded", Forgetful),
     "accepted_count_belongs": ("composed-v1", deciding(counts_buffer=lambda: "rows")),
     "accepted_offset_in_range": ("hybrid-pp1", enqueuing(seeds_changed(accepted=-1))),
     # coverage and lookup
