@@ -12,7 +12,7 @@ number ``at``.
 A run is determined by configuration, policy and choices. So if the policy is known here
 (``spec.policies``), every decision and effect is recomputed and compared with what was recorded. If it is
 not known, the recorded decisions are applied to a book, one by one, and judged by all invariants that look
-at decisions; what the memory held cannot be judged then.
+at decisions; what the memory held and what was sampled cannot be judged then.
 
 Exit codes: 0 all holds, 1 an invariant broke or the recording differs, 2 bad input.
 """
@@ -316,12 +316,13 @@ class Silent:
         return ""
 
 
-NEEDS_MEMORY = frozenset({"ready_chunk_exact"})  # judged at a decision, but by what the ranks' memory holds
+#: judged at a decision, but by what the ranks' memory holds and what they sampled
+NEEDS_RANKS = frozenset({"ready_chunk_exact", "output_exact"})
 
 
 def _judge_recorded(trace: Trace) -> Checked:
     """Apply recorded decisions to a book and judge them."""
-    world = World(trace.header.config, Silent, off=NEEDS_MEMORY)
+    world = World(trace.header.config, Silent, off=NEEDS_RANKS)
     findings: list[Finding] = []
     outputs: dict[str, int] = {}
     for at, event in enumerate(trace.events):
@@ -339,7 +340,7 @@ def _judge_recorded(trace: Trace) -> Checked:
         if world.verdict:
             findings.append(Finding(at, world.verdict.rule, world.verdict.kind, world.verdict.text))
             break
-    judged = sum(applied > 0 for name, (_, applied) in world.tally.items() if name not in NEEDS_MEMORY)
+    judged = sum(applied > 0 for name, (_, applied) in world.tally.items() if name not in NEEDS_RANKS)
     return Checked(False, judged, tuple(findings))
 
 
