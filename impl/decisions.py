@@ -98,6 +98,18 @@ def _clipped(group: Group, columns: int, computed: int) -> int:
     return min(columns, coverage.blocks_of(computed, group.block_tokens))
 
 
+def _prefill_split(
+    start: int, scheduled: int, prefill_end: int, block: int, step_tokens: int, last: int, tail: int
+) -> int:
+    return align.aligned_split(start, scheduled, prefill_end, block, step_tokens, last, tail, 0, False)
+
+
+def _hit_first(group: Group, hit: int, drop: int) -> int:
+    if group.kind is Kind.CHUNKED:
+        return coverage.skipped_tokens_chunked(hit, group.window_tokens) // group.block_tokens
+    return coverage.first_retained_column(hit, group.window_tokens, 0, group.block_tokens)
+
+
 def _reserve(known: int, computed: int, scheduled: int, block: int, lookahead: int) -> int:
     return align.aligned_reserve(known, computed, scheduled, block, lookahead)
 
@@ -120,6 +132,7 @@ class Decisions:
     gives_back: Callable[[bool], bool] = _yes  # an ended request's blocks, whether or not it ever ran
     forgets_key: Callable[[int], bool] = _yes  # a block that is handed out anew loses its key
     release_list: Callable[[list[int], list[int]], list[int]] = _table  # blocks that it gives back
+    hit_first: Callable[[Group, int, int], int] = _hit_first  # first windowed column that a hit must find
     touches_hit_first: Callable[[], bool] = _yes  # a hit is held before anything is allocated
     longest_hit: Callable[[int], int] = lambda known: known - 1  # one token is left to compute
     hit_unit: Callable[[tuple[int, ...]], int] = lambda units: lcm(*units)  # of hits, from the groups' units
@@ -133,9 +146,13 @@ class Decisions:
     settled_count: Callable[[int, int], int] = lambda computed, rejected: computed - rejected
     # whether a request in flight may be in a step again, given the last one that samples for it
     runs_ahead: Callable[[int, int, int], bool] = lambda step, sampled_in, stages: step >= sampled_in + stages
+    output_life: Callable[[UserId, tuple[UserId, ...]], UserId] = lambda uid, live: uid  # whose output it is
+    delivers: Callable[[int], bool] = _yes  # sampled tokens, also the first since a preemption
     # -- recurrent state
     seed_divisor: Callable[[Config, int], int] = lambda config, block: block
     split_divisor: Callable[[Config, int], int] = lambda config, block: block
+    # tokens of a prefill chunk, which ends on a boundary unless it ends the prefill
+    prefill_split: Callable[[int, int, int, int, int, int, int], int] = _prefill_split
     # tokens of a chunk that leave a drafter of several modules nothing, or all it reads past the chunk
     reserve: Callable[[int, int, int, int, int], int] = _reserve
     same_step_hit: Callable[[bool], bool] = lambda cached_now: not cached_now

@@ -120,7 +120,7 @@ class WindowManager(FullManager):
 
     def needed_from(self, hit: int) -> int:
         """The window alone: a drafter re-reads nothing before the hit."""
-        return coverage.first_retained_column(hit, self.group.window_tokens, 0, self.block)
+        return self.decide.hit_first(self.group, hit, self.drops)
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ class ChunkedManager(FullManager):
         return coverage.skipped_tokens_chunked(tokens, self.group.window_tokens) // self.block
 
     def needed_from(self, hit: int) -> int:
-        """The same."""
-        return self.first_kept(hit)
+        """The attention chunk."""
+        return self.decide.hit_first(self.group, hit, self.drops)
 
 
 @dataclass(slots=True)

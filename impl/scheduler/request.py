@@ -44,6 +44,7 @@ class Request:
     tried: bool = False  # a load failed: compute, do not look up again
     grown: bool = False  # a step has grown its recurrent rows
     sampled_in: int = 0  # last step that samples for it
+    since: int = 0  # number of the next output since it was last preempted; 0: it never was
     in_batch: bool = False  # workers hold a slot for it
     tail: tuple[int, dict[int, Block]] | None = None  # published inside a block: (tokens, group -> block)
     retained: list[tuple[int, int, Block]] = field(default_factory=list)  # (step, group, block) until copied

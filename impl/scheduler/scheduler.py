@@ -73,13 +73,17 @@ class Scheduler:
 
     def on_output(self, output: Output) -> Answer:
         """Verified tokens: counts become true, boundaries are published, finished requests let go."""
-        for uid, new in output.tokens:
+        for member, new in output.tokens:
+            uid = self.decide.output_life(member, tuple(self.requests))
             request = self.requests.get(uid)
-            if request is None or output.step not in request.flying:
+            if request is None or (uid == member and output.step not in request.flying):
                 continue
-            _, _, drafts = request.flying.pop(output.step)
+            _, _, drafts = request.flying.pop(output.step, (0, 0, 0))
             alive = request.status is Status.RUNNING
             kept = new[: request.longest - request.known] if request.status is not Status.DONE else ()
+            if new:
+                kept = kept if self.decide.delivers(request.since) else ()
+                request.since += bool(request.since)
             if alive and new:
                 request.computed = self.decide.settled_count(request.computed, drafts + 1 - len(new))
                 self.accepted.append((uid, len(new)))
@@ -240,7 +244,7 @@ class Scheduler:
         last = align.checkpoint_position(request.known, block, drops, config.hash_lookahead_tokens)
         prefill_end = max(request.prompt, request.known - 1)
         tail = self.cache.tail_position(request) if self.cache.partial else 0
-        cut = align.aligned_split(c, q, prefill_end, block, config.step_tokens, last, tail, 0, False)
+        cut = self.decide.prefill_split(c, q, prefill_end, block, config.step_tokens, last, tail)
         return self.decide.reserve(request.known, c, cut, block, config.prefill_lookahead_tokens)
 
     def run_row(
@@ -285,7 +289,7 @@ class Scheduler:
         self.running.remove(request)
         self.waiting.insert(0, request)
         self.left.append(request.uid)
-        request.in_batch = False
+        request.in_batch, request.since = False, 1
         request.status, request.computed, request.hit = Status.WAITING, 0, 0
         self.log(("preempt", request.uid))
         for job, way in request.jobs.items():

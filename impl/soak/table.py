@@ -44,6 +44,9 @@ LOOKED_FOR: dict[str, tuple[str, int]] = {
     "last-token-stored": ("tier", 1),
     "load-overtakes-a-step": ("fences", 1),
     "report-by-client-name": ("churn", 1),
+    "output-by-client-name": ("churn", 1),
+    "output-lost-after-preemption": ("tier", 1),
+    "window-matched-before-the-drop": ("drop", 1),
     "prefix-published-ahead": ("tier", 1),
     "stored-chunk-never-listed": ("tier", 1),
     "abort-stores-without-blocks": ("tier", 1),
@@ -76,6 +79,7 @@ UNSEEN: dict[str, str] = {
     "preempted-table-handed-over": "nobody here reads the table that is handed over at the end of a request",
     "states-clipped-too": "nobody here reads the table that is handed over at the end of a request",
     "window-of-an-unknown-kind": "no load has chunked attention",
+    "split-below-last-checkpoint": "no load drops the tail of a hit beside recurrent groups",
 }
 """Faults that no load here shows, and why."""
 

@@ -1,8 +1,9 @@
-"""Faults of accepted counts, in the v1 runner's trip through the host and on the device."""
+"""Faults of accepted counts, in the v1 runner's trip through the host and on the device, and of outputs."""
 
 from __future__ import annotations
 
 from spec.faults.fault import DECISION, Fault
+from spec.faults.fence import newest_of_that_name
 
 FAULTS = (
     Fault(
@@ -31,5 +32,25 @@ FAULTS = (
         "A row that sampled nothing counts zero accepted tokens: the next read is one column too low.",
         "max(count, 1)", ("https://github.com/vllm-project/vllm/pull/50021",),
         {"accepted_floor": lambda: 0}, bites=("hybrid-pp1", "hybrid-pp2"), cases=("vllm-50021",),
+    ),
+    Fault(
+        "output-by-client-name", "id_reuse", DECISION,
+        "A batch's outputs are looked up by the client's name: after an abort they are taken for those of "
+        "whoever has the name now.",
+        "open upstream: whoever was in the batch",
+        ("https://github.com/vllm-project/vllm/issues/42492",
+         "https://github.com/vllm-project/vllm/pull/42523"),
+        {"output_life": newest_of_that_name}, bites=("window-async", "hybrid-pp2-async"),
+        cases=("vllm-42492",),
+    ),
+    Fault(
+        "output-lost-after-preemption", "preemption", DECISION,
+        "After a preemption one output is thrown away as stale, whether or not a step was in flight: the "
+        "first token of the resumed request is missing, and all that follow stand one place too early.",
+        "as many as are in flight then, or none (Scheduler._preempt_request)",
+        ("https://github.com/vllm-project/vllm/issues/42043",
+         "https://github.com/vllm-project/vllm/pull/42117"),
+        {"delivers": lambda since: since != 1}, bites=("crowded", "composed-tight"), harmless=("plain",),
+        why_harmless="a pool that never preempts", cases=("vllm-42043",),
     ),
 )  # fmt: skip

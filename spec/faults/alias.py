@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spec.arith import align
+from spec.arith.align import stop_inside
+from spec.arith.division import round_down
 from spec.config import Config, Group
 from spec.faults.fault import DECISION, HARMLESS, LIVENESS, Fault
 from spec.reference.decisions import V2_ORDER
@@ -32,6 +34,16 @@ def flush_after_zero() -> tuple[str, ...]:
     return tuple(names)
 
 
+def split_below_last(
+    start: int, scheduled: int, prefill_end: int, block: int, step_tokens: int, last: int, tail: int
+) -> int:
+    """Ends on a boundary below the last checkpoint, and at it; past it wherever the budget ends."""
+    end = start + scheduled
+    if end < last:
+        end = max(start, round_down(end, block))
+    return (end if start >= prefill_end else stop_inside(start, end, last)) - start
+
+
 FAULTS = (
     Fault(
         "seed-divides-by-smallest-block", "align_divisor", DECISION,
@@ -40,7 +52,7 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/issues/53142",
          "https://github.com/vllm-project/vllm/pull/55507"),
         {"seed_divisor": smallest_block}, bites=("hybrid-pp1", "hybrid-pp2-async"), harmless=("hybrid-even",),
-        why_harmless="all groups have one block size", cases=("vllm-53142",),
+        why_harmless="all groups have one block size", cases=("vllm-53142", "vllm-55600"),
     ),
     Fault(
         "split-divides-by-smallest-block", "align_divisor", DECISION,
@@ -50,6 +62,18 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/pull/54076",),
         {"split_divisor": smallest_block}, bites=("hybrid-odd",), harmless=("hybrid-even",),
         why_harmless="all groups have one block size", cases=("vllm-54076",),
+    ),
+    Fault(
+        "split-below-last-checkpoint", "align_divisor", DECISION,
+        "Prefill chunks end on boundaries only up to the last checkpoint, which the tail drop takes back by "
+        "a block.  Past it a chunk may end inside a block, and the next one puts that column under the key "
+        "of the boundary that it crosses.",
+        "on boundaries on either side of it (Scheduler._mamba_block_aligned_split)",
+        ("https://github.com/vllm-project/vllm/pull/51113",
+         "https://github.com/vllm-project/vllm/issues/43559"),
+        {"prefill_split": split_below_last}, bites=("tail-drop", "tail-drop-states"),
+        harmless=("hybrid-pp1",),
+        why_harmless="nothing is dropped: no boundary lies past the last checkpoint", cases=("vllm-51113",),
     ),
     Fault(
         "reserve-undoes-the-split", "align_divisor", LIVENESS,

@@ -1,4 +1,4 @@
-"""Eighty-seven public reports of this kind of bug, and what the model lacks to show those that it cannot.
+"""Public reports of this kind of bug, and what the model lacks to show those that it cannot.
 
 Reports that a fault of the catalogue shows are named by the fault (``Fault.cases``); every other one says in
 ``lacks`` what the model would need.  ``python -m spec.handbook`` writes the table into ``docs/cases.md``.
@@ -220,4 +220,19 @@ CASES = (
             "one at a time"
         ),
     ),
+    Case("vllm-51113", "https://github.com/vllm-project/vllm/pull/51113", "align_divisor"),
+    Case("vllm-17398", "https://github.com/vllm-project/vllm/pull/17398", "hit_lookup"),
+    Case("vllm-42492", "https://github.com/vllm-project/vllm/issues/42492", "id_reuse"),
+    Case("vllm-42043", "https://github.com/vllm-project/vllm/issues/42043", "preemption"),
+    Case("vllm-33997", "https://github.com/vllm-project/vllm/pull/33997", "ownership"),
+    Case("vllm-47728", "https://github.com/vllm-project/vllm/pull/47728", "ownership"),
+    Case("vllm-47282", "https://github.com/vllm-project/vllm/issues/47282", "fence"),
+    Case("vllm-ascend-16315", "https://github.com/vllm-project/vllm-ascend/issues/16315", "preemption"),
+    Case("vllm-57104", "https://github.com/vllm-project/vllm/pull/57104", "preemption"),
+    Case("tensorrt-llm-10875", "https://github.com/NVIDIA/TensorRT-LLM/pull/10875", "hit_lookup"),
+    Case("kvcached-362", "https://github.com/ovg-project/kvcached/issues/362", "eviction"),
+    Case("vllm-55600", "https://github.com/vllm-project/vllm/issues/55600", "align_divisor"),
+    Case("vllm-49069", "https://github.com/vllm-project/vllm/pull/49069", "coverage"),
+    Case("sglang-39846", "https://github.com/sgl-project/sglang/issues/39846", "fence"),
+    Case("tokenspeed-700", "https://github.com/lightseekorg/tokenspeed/pull/700", "cuda_graph_capture"),
 )

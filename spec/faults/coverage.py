@@ -65,7 +65,7 @@ FAULTS = (
         "The writer keeps w blocks a segment, the reader of a dropping group needs w + 1.",
         "one block more for a group that drops", ("https://github.com/Anemll/Anemll/issues/57",),
         {"store_window": store_without_drop}, bites=("tail-drop-coarse",), harmless=("window-offload",),
-        why_harmless="nothing is dropped", cases=("anemll-57",),
+        why_harmless="nothing is dropped", cases=("anemll-57", "vllm-49069"),
     ),
     Fault(
         "store-mask-of-another-unit", "coverage", DECISION,

@@ -111,7 +111,7 @@ FAULTS = (
         "padded rows resolve to the null block, slot mappings to PAD",
         ("https://github.com/vllm-project/vllm/issues/43810",),
         {"padded_row": lambda index: Deref("source", -1)}, bites=("hybrid-pp2-async",),
-        cases=("vllm-43810",),
+        cases=("vllm-43810", "tokenspeed-700"),
     ),
     Fault(
         "padded-rows-not-cleared", "cuda_graph_capture", DECISION,

@@ -112,6 +112,7 @@ FAULTS = (
         ("v1/core/sched/scheduler.py::Scheduler.schedule (preemption loop, deferred frees)",),
         {"waits_for_returns": lambda lacking, returning: False}, bites=("crowded",),
         harmless=("plain",), why_harmless="a pool for all: nobody is preempted",
+        cases=("vllm-ascend-16315",),
     ),
     Fault(
         "loaded-requests-hold-on", "preemption", LIVENESS,
@@ -120,6 +121,7 @@ FAULTS = (
         "the last of them starts over", ("https://github.com/vllm-project/vllm/issues/46283",),
         {"loaded_give_way": lambda: False}, bites=("state-fences",), harmless=("plain",),
         why_harmless="nothing is loaded",
+        cases=("vllm-57104",),
     ),
     Fault(
         "stage-reports-dropped", "pp_delay", LIVENESS,
@@ -150,7 +152,7 @@ FAULTS = (
         "one load a request, or wait for all that were started",
         ("https://github.com/vllm-project/vllm/issues/53049",),
         {"joins_loads": lambda left: False}, base={"load_parts": halves, "readmit_waits": lambda jobs: False},
-        design="v2 async, two connectors", bites=("network-loads",), cases=("vllm-53049",),
+        design="v2 async, two connectors", bites=("network-loads",), cases=("vllm-53049", "sglang-39846"),
     ),
     Fault(
         "load-overtakes-a-step", "fence", DECISION,
@@ -159,6 +161,7 @@ FAULTS = (
         "wait_stream(main) at submission (gpu_worker.py)", ("v1/kv_offload/cpu/gpu_worker.py",),
         {"load_waits_for_main": lambda: False}, bites=("plain-offload",), harmless=("plain",),
         why_harmless="nothing is loaded",
+        cases=("vllm-47282",),
     ),
     Fault(
         "report-by-client-name", "id_reuse", DECISION,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from spec.config import Kind
+from spec.arith import coverage
+from spec.config import Group, Kind
 from spec.faults.fault import DECISION, Fault
+
+
+def window_before_the_drop(group: Group, hit: int, drop: int) -> int:
+    """The window that ends where the dropped tail ends."""
+    matched = hit + drop * group.block_tokens
+    return coverage.first_retained_column(matched, group.window_tokens, 0, group.block_tokens)
+
 
 FAULTS = (
     Fault(
@@ -13,7 +21,8 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm/issues/46453",
          "https://github.com/vllm-project/vllm/issues/43090"),
         {"group_must_serve": lambda group: group.kind is not Kind.WINDOW}, bites=("window-local",),
-        harmless=("plain",), why_harmless="one group", cases=("vllm-46453", "vllm-43090"),
+        harmless=("plain",), why_harmless="one group",
+        cases=("vllm-46453", "vllm-43090", "tensorrt-llm-10875"),
     ),
     Fault(
         "drop-applied-again", "hit_lookup", DECISION,
@@ -24,6 +33,15 @@ FAULTS = (
         {"dropped_hit": lambda hit, unit, drops: hit - unit * drops}, bites=("tail-drop-full",),
         harmless=("plain",),
         why_harmless="nothing is dropped", cases=("vllm-51771", "vllm-57616"),
+    ),
+    Fault(
+        "window-matched-before-the-drop", "hit_lookup", DECISION,
+        "A window's blocks are matched up to the tail that is then dropped: the hit lacks as many at its "
+        "other end.",
+        "a block more is matched (SlidingWindowManager.find_longest_cache_hit)",
+        ("https://github.com/vllm-project/vllm/pull/17398",),
+        {"hit_first": window_before_the_drop}, bites=("tail-drop",), harmless=("window-local",),
+        why_harmless="nothing is dropped", cases=("vllm-17398",),
     ),
     Fault(
         "pending-counts-as-present", "fence", DECISION,

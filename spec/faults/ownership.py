@@ -12,7 +12,7 @@ FAULTS = (
         ("https://github.com/vllm-project/vllm-ascend/issues/13501",),
         {"free_basis": lambda request: request.computed}, bites=("window-async",),
         harmless=("hybrid-pp1",), why_harmless="sync, one stage: nothing is in flight when columns are freed",
-        cases=("vllm-ascend-13501",),
+        cases=("vllm-ascend-13501", "vllm-33997", "vllm-47728"),
     ),
     Fault(
         "freed-from-the-mirror", "ownership", DECISION,
@@ -34,6 +34,7 @@ FAULTS = (
         "evicted first (_maybe_evict_cached_block)",
         ("v1/core/block_pool.py::BlockPool._maybe_evict_cached_block",),
         {"forgets_key": lambda block: False}, bites=("fences", "state-fences"),
+        cases=("kvcached-362",),
     ),
     Fault(
         "prefix-published-ahead", "ownership", DECISION,

@@ -115,6 +115,15 @@ def release_list(table: list[int], mirror: list[int]) -> list[int]:
     return table
 
 
+def hit_first(group: Group, hit: int, drop: int) -> int:
+    """First column of a windowed group that a local hit must find, ``drop`` blocks behind it being dropped:
+    that of the window, or attention chunk, that ends at the hit
+    (https://github.com/vllm-project/vllm/pull/17398)."""
+    if group.kind.value == "chunked":
+        return coverage.skipped_tokens_chunked(hit, group.window_tokens) // group.block_tokens
+    return coverage.first_retained_column(hit, group.window_tokens, 0, group.block_tokens)
+
+
 def touches_hit_first() -> bool:
     """Whether every group's hit is held before any group allocates
     (https://github.com/vllm-project/vllm/issues/39702)."""
@@ -187,6 +196,19 @@ def released_with_copy(columns: int) -> int:
     return 0
 
 
+def output_life(uid: UserId, live: tuple[UserId, ...]) -> UserId:
+    """Which request an output is about: the incarnation that was in the step, not whoever has its name now
+    (https://github.com/vllm-project/vllm/issues/42492)."""
+    return uid
+
+
+def delivers(since: int) -> bool:
+    """Whether sampled tokens reach their request; ``since``: how many outputs, these included, have come
+    since it was last preempted (0: it never was).  Always: each is sampled once
+    (https://github.com/vllm-project/vllm/issues/42043)."""
+    return True
+
+
 def hands_over(running: bool) -> bool:
     """Whether a request that has all its tokens hands its table to the connector: one that was preempted in
     its last step has none any more (https://github.com/vllm-project/vllm/pull/48141)."""
@@ -206,6 +228,16 @@ def split_divisor(config: Config, block: int) -> int:
     """Block size that prefill chunks are cut by: the recurrent group's own
     (https://github.com/vllm-project/vllm/pull/54076)."""
     return block
+
+
+def prefill_split(
+    start: int, scheduled: int, prefill_end: int, block: int, step_tokens: int, last: int, tail: int
+) -> int:
+    """Tokens of a prefill chunk: it ends on a boundary of ``block`` tokens unless it ends the prefill, behind
+    the last checkpoint (``last``, that of hash blocks ``tail``) as well as before it.
+
+    Only before it in https://github.com/vllm-project/vllm/pull/51113."""
+    return align.aligned_split(start, scheduled, prefill_end, block, step_tokens, last, tail, 0, False)
 
 
 def same_step_hit(cached_this_step: bool) -> bool:
@@ -550,6 +582,7 @@ class Decisions:
     waits_for_returns: Callable[[int, int], bool] = waits_for_returns
     frees_wait_for_steps: Callable[[Request], bool] = frees_wait_for_steps
     release_list: Callable[[list[int], list[int]], list[int]] = release_list
+    hit_first: Callable[[Group, int, int], int] = hit_first
     touches_hit_first: Callable[[], bool] = touches_hit_first
     longest_hit: Callable[[int], int] = longest_hit
     group_must_serve: Callable[[Group], bool] = group_must_serve
@@ -562,11 +595,14 @@ class Decisions:
     hit_unit: Callable[[tuple[int, ...]], int] = hit_unit
     gives_back: Callable[[bool], bool] = gives_back
     released_with_copy: Callable[[int], int] = released_with_copy
+    output_life: Callable[[UserId, tuple[UserId, ...]], UserId] = output_life
+    delivers: Callable[[int], bool] = delivers
     hands_over: Callable[[bool], bool] = hands_over
     copies_tail: Callable[[int], bool] = copies_tail
     copies_adopted_tail: Callable[[int], bool] = copies_adopted_tail
     seed_divisor: Callable[[Config, int], int] = seed_divisor
     split_divisor: Callable[[Config, int], int] = split_divisor
+    prefill_split: Callable[[int, int, int, int, int, int, int], int] = prefill_split
     same_step_hit: Callable[[bool], bool] = same_step_hit
     boundary_block: Callable[[int, int], int] = boundary_block
     reserve: Callable[[int, int, int, int, int], int] = reserve

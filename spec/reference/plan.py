@@ -25,6 +25,7 @@ class Plan:
     tried: bool = False  # a load failed: recompute, do not look up again
     allocated: bool = False  # its recurrent columns were grown by a step (not only adopted)
     sampled_in: int = 0  # last step that samples for it
+    since: int = 0  # number of the next output since it was last preempted; 0: it never was
     in_batch: bool = False  # the ranks hold a slot for it
     tail: tuple[int, dict[int, int]] | None = None  # published inside a block: (tokens, group -> block)
     retained: list[tuple[int, int, int]] = field(

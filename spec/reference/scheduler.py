@@ -167,15 +167,19 @@ class Reference:
 
     def on_output(self, output: Output) -> Answer:
         """Verified tokens arrive: counts become true, boundaries are published, finished requests let go."""
-        for uid, new in output.tokens:
+        for member, new in output.tokens:
+            uid = self.decide.output_life(member, tuple(self.book.requests))
             request = self.book.requests.get(uid)
-            if request is None or output.step not in request.flying:
+            if request is None or (uid == member and output.step not in request.flying):
                 continue
-            _, _, drafts = request.flying[output.step]
+            _, _, drafts = request.flying.get(output.step, (0, 0, 0))
             plan = self.plans[uid]
             alive = request.status is Status.RUNNING
             left = request.prompt + plan.outputs - request.known
             kept = new[:left] if request.status is not Status.DONE else ()
+            if new:
+                kept = kept if self.decide.delivers(plan.since) else ()
+                plan.since += bool(plan.since)
             rejected = drafts + 1 - len(new) if new else 0
             computed = request.computed
             if alive:
@@ -340,7 +344,7 @@ class Reference:
         )
         prefill_end = max(request.prompt, request.known - 1)
         tail = self.tail_position(request) if self.partial_hits else 0
-        cut = align.aligned_split(c, q, prefill_end, block, self.config.step_tokens, last, tail, 0, False)
+        cut = self.decide.prefill_split(c, q, prefill_end, block, self.config.step_tokens, last, tail)
         return self.decide.reserve(request.known, c, cut, block, self.config.prefill_lookahead_tokens)
 
     def tail_position(self, request: Request) -> int:
@@ -421,6 +425,7 @@ class Reference:
         self.waiting.insert(0, uid)
         self.leaving.append(uid)
         plan.in_batch = False
+        plan.since = 1
         self.do(("preempt", uid))
         for job, way in plan.jobs.items():
             if self.decide.flushes_preempted(way):

@@ -27,17 +27,14 @@ def key_of(ref: Reference, request: Request, group: int, n: int) -> Key | None:
     return (group, n, request.line[covered]) if covered <= request.known else None
 
 
-def hit_columns(group: Group, hit: int, drop: int) -> range:
-    """Columns that a group must find cached to serve a local hit, its dropped tail (``drop`` blocks)
-    included."""
+def hit_columns(ref: Reference, g: int, hit: int) -> range:
+    """Columns that a group must find cached to serve a local hit, its dropped tail included."""
+    group, drop = ref.config.groups[g], ref.drops[g]
     block = group.block_tokens
-    last = hit // block + drop
     if group.kind is Kind.FULL:
-        return range(0, last)
-    if group.kind is Kind.WINDOW:
-        return range(coverage.first_retained_column(hit, group.window_tokens, 0, block), last)
-    if group.kind is Kind.CHUNKED:
-        return range(coverage.skipped_tokens_chunked(hit, group.window_tokens) // block, last)
+        return range(0, hit // block + drop)
+    if group.kind is not Kind.MAMBA:
+        return range(ref.decide.hit_first(group, hit, drop), hit // block + drop)
     return range(hit // block - 1, hit // block + drop) if hit % block == 0 else range(0)
 
 
@@ -76,7 +73,7 @@ def local_hit(ref: Reference, request: Request) -> tuple[int, Hit, Tail] | None:
             if not ref.decide.group_must_serve(group):
                 found.append(blocks)
                 continue
-            for col in hit_columns(group, hit, ref.drops[g]):
+            for col in hit_columns(ref, g, hit):
                 key = key_of(ref, request, g, (col + 1) * group.block_tokens)
                 block = ref.book.cached(key) if key else 0
                 if not block:
