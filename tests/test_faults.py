@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -155,6 +156,28 @@ def test_own_fault_is_refuted_with_a_trace(tmp_path: Path, capsys: pytest.Captur
     assert main(["hunt", "--file", str(file)]) == 1
     out = capsys.readouterr().out
     assert "refuted: mine in hybrid-pp2-async" in out and "breaks state_reads_exact" in out
+    assert "without the fault: holds in the same run and in 50 of its own" in out
+
+
+def test_a_base_that_breaks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    base = "    base={'accepted_floor': lambda: 0},\n    bites"
+    file.write_text(OWN.replace("    bites", base), encoding="utf-8")
+    assert base in file.read_text(encoding="utf-8")
+    assert main(["hunt", "--file", str(file), "--runs", "160", "--choices", "100"]) == 1
+    assert re.search(r"without the fault: breaks \w+ in (the same run|one of)", capsys.readouterr().out)
+
+
+def test_own_fault_in_a_configuration_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, toml = tmp_path / "mine.py", tmp_path / "own.toml"
+    text = configs.dump(configs.named("hybrid-pp2-async")).replace("hybrid-pp2-async", "mine-alone")
+    toml.write_text(text, encoding="utf-8")
+    file.write_text(OWN.replace("hybrid-pp2-async", str(toml)), encoding="utf-8")
+    assert main(["hunt", "--file", str(file)]) == 1
+    assert "choices in mine-alone:" in capsys.readouterr().out
+    toml.write_text(text.replace("pool_blocks = ", "pool_blocks = -"), encoding="utf-8")
+    assert main(["hunt", "--file", str(file)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_own_harmless_change_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

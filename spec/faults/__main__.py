@@ -55,7 +55,7 @@ def load_file(path: str) -> Fault:
     try:
         _ = fault.policy
         for name in (*fault.bites, *fault.harmless):
-            configs.named(name)
+            configs.find(name)
     except (TypeError, configs.ConfigError) as error:
         raise UsageError(f"{path}: {error}") from None
     return fault
@@ -167,15 +167,28 @@ def show_run(fault: Fault, config_name: str, choices: Sequence[Any]) -> None:
 
 
 def hunt_file(path: str, args: argparse.Namespace) -> int:
-    """Hunt somebody's own fault: 1 with a counterexample, 0 without."""
+    """Hunt somebody's own fault: 1 with a counterexample, 0 without.
+
+    A counterexample is tried on the repaired twin, which has ``base`` and nothing else: what breaks there
+    too is not the fault's doing."""
     fault = load_file(path)
     for name in fault.bites:
-        config = configs.named(name)
+        config = configs.find(name)
         found = find(config, fault.policy, runs=args.runs, choices=args.choices, seed=args.seed)
         if found:
             short = reduce(config, fault.policy, found.choices, found.breach.rule)
             print(f"refuted: {fault.name} in {name}, found in run {found.runs} ({found.seconds:.2f} s)")
             show_run(fault, name, short)
+            runs = max(20, args.runs // 16)
+            broken = replay(config, fault.repaired, short).verdict
+            again = find(config, fault.repaired, runs=runs, choices=args.choices, seed=args.seed)
+            where = "in the same run" if broken else f"in one of {runs} runs of its own" if again else ""
+            breach = broken or (again and again.breach)
+            print(
+                f"\nwithout the fault: breaks {breach.rule} {where}: {breach.text}"
+                if breach
+                else f"\nwithout the fault: holds in the same run and in {runs} of its own"
+            )
             return 1
         print(
             f"{fault.name}: not refuted in {name} "
