@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def output_exact(world: World, event: Event) -> None:
-    """Judged when a step's tokens are delivered, and when a request ends by length."""
+    """Judged when a step's tokens are delivered, and when a request ends whose client has not gone away."""
     kind, uid = event[0], event[1]
     request, client = world.book.requests.get(uid), world.clients[uid]
-    if request is None or (kind == "finish" and event[2] != "length"):
+    if request is None or (kind == "finish" and client.aborted):
         world.tally["output_exact"][0] += 1
         return
     whole = client.prompt + client.outputs
@@ -59,7 +59,7 @@ RULES = (
         "output_exact", "consequence", "accepted_state",
         "A client gets the tokens that were sampled for it, each once and in order, and all of them if it "
         "does not go away.",
-        "tokens are delivered, or a request ends by length",
+        "tokens are delivered, or a request ends that was not aborted",
         "https://github.com/vllm-project/vllm/issues/42043; https://github.com/vllm-project/vllm/issues/42492",
         on=("tokens", "finish"), judges=output_exact,
     ),
