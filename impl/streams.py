@@ -33,7 +33,7 @@ from impl.world import BYTES, FORWARD_OVERLAPS_TRANSFER, Build, RealWorld, pages
 from spec.config import Config
 from spec.events import Event
 from spec.ops import Begin, CopyCounts, Draft, End, Forward, HostCounts, Op, PostProcess, Sample, Wait
-from spec.world import QUIET_ROUNDS, STREAMS, Choice, Rank, StepRun, Transfer
+from spec.world import STREAMS, Choice, Rank, StepRun, Transfer
 
 
 @dataclass(slots=True)
@@ -343,7 +343,7 @@ class FreeWorld(StreamWorld):
     def spell_out(self) -> None:
         """Everything runs, and the engine schedules until nothing is left: choice by choice, so that it can
         be replayed."""
-        for _ in range(QUIET_ROUNDS):
+        for _ in range(self.patience()):
             while self.verdict is None and self.advance():
                 pass
             if self.verdict or self.idle():

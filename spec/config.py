@@ -66,43 +66,41 @@ class Kind(StrEnum):
 class Group:
     """One cache group: layers that share a block table (vLLM: ``KVCacheGroupSpec``)."""
 
-    name: str
-    kind: Kind
-    block_tokens: int
-    window_tokens: int = 0  # WINDOW: attention window; CHUNKED: attention chunk; else 0
-    extra_tokens: int = (
-        0  # WINDOW only: history retained for a drafter that re-reads it (extra_retained_tokens)
-    )
-    drafter: bool = False  # read by the drafter: drops its tail when ``tail_drop`` is on (is_eagle_group)
+    name: str  # what messages call it
+    kind: Kind  # full, window, chunked (chunked-local attention) or mamba (any recurrent state)
+    block_tokens: int  # tokens of a block
+    window_tokens: int = 0  # window: the attention window; chunked: the attention chunk; else 0
+    extra_tokens: int = 0  # window: history retained for a drafter that re-reads it (extra_retained_tokens)
+    drafter: bool = False  # read by the drafter: drops its tail when tail_drop is on (is_eagle_group)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """A deployment, and the bounds within which the model walks it."""
 
-    name: str
+    name: str  # lower case letters, digits, '.', '_' and '-'
     groups: tuple[Group, ...]
     # [cache]
-    hash_block_tokens: int  # granularity of prefix hashes
-    prefix_caching: bool = True
+    hash_block_tokens: int  # granularity of prefix hashes, in tokens; every group's block is a multiple of it
+    prefix_caching: bool = True  # whether prefixes are found again
     tail_drop: bool = False  # drafter groups match one unit past the hit and drop it (use_eagle_block_drop)
     hash_lookahead_tokens: int = 0  # L: a block's hash also covers the L tokens after it; replaces the drop
     # [speculation]
-    drafts: int = 0  # K
+    drafts: int = 0  # K, drafts of a decode step
     draft_modules: int = 0  # MTP modules of the drafter, 1 for EAGLE; 0: a drafter that reads no cache
     # [engine]
-    runner: str = "v2"  # "v1" | "v2": the order of operations in a worker's step
-    pp: int = 1
-    tp: int = 1
-    async_scheduling: bool = False
+    runner: str = "v2"  # v1 or v2: the order of operations in a worker's step
+    pp: int = 1  # pipeline stages
+    tp: int = 1  # ranks of one stage
+    async_scheduling: bool = False  # whether one more step is scheduled than there are stages
     # [offload]
-    offload: bool = False
-    blocks_per_chunk: int = 1
-    offload_prompt_only: bool = False
+    offload: bool = False  # whether there is a host tier
+    blocks_per_chunk: int = 1  # blocks of a group in one host chunk
+    offload_prompt_only: bool = False  # whether only blocks of prompts are stored
     # [bounds]: how large the model's world is; geometry and proofs ignore them
-    pool_blocks: int = 24  # the null block included
-    tier_chunks: int = 16
-    slots: int = 4
+    pool_blocks: int = 24  # blocks of the device's pool, the null block included
+    tier_chunks: int = 16  # chunks that the host tier holds
+    slots: int = 4  # most requests in a batch
     step_tokens: int = 16  # token budget of a step
     request_tokens: int = 24  # longest prompt plus output
     # [source]: where the numbers come from, one line each, key -> text

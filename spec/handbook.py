@@ -205,6 +205,23 @@ def configurations() -> str:
     return table(("configuration", "what it is for"), rows)
 
 
+KEY_LINE = re.compile(r"    (\w+): (\w+)(?: = (\S+))?  # (.+)")
+
+
+def configuration_keys() -> str:
+    """Every key of a configuration: the fields of its dataclasses, with the comments that stand beside them."""
+    places = {
+        field: (f"[{table}]", key) for table, keys in config._TABLES.items() for key, field in keys.items()
+    }
+    rows = []
+    for owner, otherwise in ((Config, ""), (config.Group, "[[group]]")):
+        for name, kind, default, meaning in KEY_LINE.findall(inspect.getsource(owner)):
+            where, key = places.get(name, (otherwise, name)) if owner is Config else (otherwise, name)
+            given = {"": "required", "True": "true", "False": "false"}.get(default, default.replace('"', ""))
+            rows.append((where, f"`{key}`", config._TYPE_WORDS[kind], given, meaning))
+    return table(("table", "key", "value", "default", "meaning"), sorted(rows, key=lambda row: row[0] != ""))
+
+
 # -- one block -------------------------------------------------------------------------------------------
 
 #: what happens to a block -> (who decides it, who carries it out)
@@ -439,6 +456,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "core-actions": core_actions,
     "decisions": decisions,
     "operations": operations,
+    "configuration-keys": configuration_keys,
     "configurations": configurations,
     "one-block": one_block,
     "one-block-config": one_block_config,

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Reply = TypeVar("Reply")
 STREAMS = ("main", "store", "load", "counts")
 CRASHES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
-QUIET_ROUNDS = 400  # schedules after which a quiet engine that still has work is stuck
+QUIET_ROUNDS = 400  # schedules after which a quiet engine is stuck, beside those that its tokens may need
 LONG_PHASE = 60  # schedules after which one looks whether a quiet engine stands where it stood,
 RETURNS = 12  # and how often it must, to be stuck
 Choice = Event
@@ -497,8 +497,8 @@ class World:
 
         If it does not come to rest, or if something is left over, that is a verdict."""
         stood: Counter[str] = Counter()
-        rounds = 0
-        while rounds < QUIET_ROUNDS and max(stood.values(), default=0) < RETURNS:
+        rounds, patience = 0, self.patience()
+        while rounds < patience and max(stood.values(), default=0) < RETURNS:
             rounds += 1
             self._drain()
             if self.verdict or self.idle():
@@ -521,6 +521,14 @@ class World:
         if not self.verdict:
             left = self.leftover()
             self.judge("nothing_left_when_idle", True, left is None, lambda: str(left))
+
+    def patience(self) -> int:
+        """Schedules after which a quiet engine that still has work is stuck.
+
+        A token may need a step of its own that all stages and the queue have to pass; whoever is preempted
+        begins again."""
+        owed = sum(self.clients[one.uid].prompt + self.clients[one.uid].outputs for one in self.book.live())
+        return QUIET_ROUNDS + (self.depth + self.config.pp) * owed
 
     def standing(self) -> str:
         """How far everybody has come, without step numbers and job ids: a run that stands where it stood has

@@ -55,11 +55,21 @@ def _refutation_text(result: RefutationResult) -> str:
     return "\n".join(lines)
 
 
+def letters(theorem: Theorem) -> str:
+    """What each letter of a theorem's claims means."""
+    meanings: dict[str, list[str]] = {}
+    for symbol in (symbol for claim in theorem.claims for symbol in claim.symbols):
+        if symbol.meaning and symbol.meaning not in meanings.setdefault(symbol.name, []):
+            meanings[symbol.name].append(symbol.meaning)
+    return "; ".join(f"{name}: {' or '.join(told)}" for name, told in meanings.items() if told)
+
+
 def theorem_text(result: TheoremResult) -> str:
     """A row of the table with everything it rests on."""
     theorem = result.theorem
     lines = [f"{theorem.number:>3}. {theorem.name:<40} {result.verdict:<12} {result.seconds:6.2f} s"]
     lines.append(_block("states", theorem.statement))
+    lines.append(_block("letters", letters(theorem)))
     lines += [_claim_text(claim) for claim in result.claims]
     lines.append(_block("lemmas", ", ".join(result.lemmas) or "none"))
     lines.append(_block("contracts", ", ".join(c.name for c in theorem.contracts) or "none"))
@@ -210,7 +220,7 @@ def as_markdown(outcome: Outcome, group: str) -> str:
         theorem = result.theorem
         lines += ["", f"## Theorem {theorem.number}", "", f"**{_cell(theorem.name)}** ({theorem.group}). "]
         lines[-1] += _cell(theorem.statement)
-        lines.append("")
+        lines += ["", f"Letters: {_cell(letters(theorem))}.", ""]
         for claim in result.claims:
             lines.append(f"- {claim.verdict}: {_cell(claim.claim.name)} — `{domain_text(claim.claim)}`")
         lines += ["", f"Lemmas: {', '.join(result.lemmas) or 'none'}. "]

@@ -174,7 +174,7 @@ def settled_count(computed: int, rejected: int) -> int:
 
 def runs_ahead(step: int, sampled_in: int, stages: int) -> bool:
     """Whether a request with a step in flight is in ``step`` again: once every stage will have post-processed
-    the step that last sampled for it (``Scheduler._advance_output_placeholders``, async)."""
+    the step that last sampled for it (``AsyncScheduler._update_after_schedule``, ``decode_stagger``)."""
     return step >= sampled_in + stages
 
 
