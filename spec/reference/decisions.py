@@ -180,7 +180,7 @@ def runs_ahead(step: int, sampled_in: int, stages: int) -> bool:
 
 def hit_unit(units: tuple[int, ...]) -> int:
     """Tokens that a hit is a multiple of, the groups' blocks (or chunks) being ``units``: their least common
-    multiple (``KVCacheCoordinator.lcm_block_size``)."""
+    multiple (``v1/core/kv_cache_utils.py::resolve_kv_cache_block_sizes``)."""
     return lcm(*units)
 
 
