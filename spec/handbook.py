@@ -209,7 +209,7 @@ KEY_LINE = re.compile(r"    (\w+): (\w+)(?: = (\S+))?  # (.+)")
 
 
 def configuration_keys() -> str:
-    """Every key of a configuration: the fields of its dataclasses, with the comments that stand beside them."""
+    """Every key of a configuration: the fields of its dataclasses, with the comments beside them."""
     places = {
         field: (f"[{table}]", key) for table, keys in config._TABLES.items() for key, field in keys.items()
     }

@@ -69,7 +69,10 @@ def free_basis(request: Request) -> int:
 
 
 def retained_column(group: Group, processed: int) -> int:
-    """First column of a sliding-window group that must be kept: the window, and what a drafter re-reads."""
+    """First column of a sliding-window group that must be kept: the window, and what a drafter re-reads.
+
+    Source: ``SlidingWindowManager.get_num_skipped_tokens``; https://github.com/vllm-project/vllm/issues/56701.
+    """
     return coverage.first_retained_column(
         processed, group.window_tokens, group.extra_tokens, group.block_tokens
     )
@@ -87,7 +90,10 @@ def waits_for_returns(lacking: int, returning: int) -> bool:
     instead of preempting others.
 
     What a victim holds does not come at once either where it waits for its steps: whoever preempts on
-    preempts everybody, itself at last, and all are admitted again together, for ever."""
+    preempts everybody, itself at last, and all are admitted again together, for ever.
+
+    Source: ``v1/core/sched/scheduler.py::Scheduler.schedule``, its loop of preemptions.
+    """
     return lacking <= returning
 
 
@@ -105,7 +111,10 @@ def copies_tail(block: int) -> bool:
 
 def copies_adopted_tail(block: int) -> bool:
     """Whether a request that hits a prefix ending inside a block gets a private copy, since it will write
-    there."""
+    there.
+
+    Source: ``v1/core/kv_cache_manager.py::take_kv_cache_block_copies``.
+    """
     return True
 
 
@@ -276,7 +285,11 @@ def mamba_drops() -> int:
 
 
 def positional_group(group: Group) -> bool:
-    """Whether a group's blocks are stored by column.  Recurrent rows are relocated and reused: never."""
+    """Whether a group's blocks are stored by column.  Recurrent rows are relocated and reused: never.
+
+    Source: ``offloading/scheduler.py::_build_aligned_boundary_store_jobs``;
+    https://github.com/1CatAI/1Cat-vLLM/pull/249.
+    """
     return group.kind.value != "mamba"
 
 
@@ -302,17 +315,27 @@ def slot_row(index: int, slot: int) -> TableRow:
 
 
 def gathered_row(index: int, slot: int) -> TableRow:
-    """The table row of the forward's state columns: the gathered row, null for padding."""
+    """The table row of the forward's state columns: the gathered row, null for padding.
+
+    Source: ``v1/worker/gpu/block_table.py::gather_block_tables``;
+    https://github.com/vllm-project/vllm/pull/55506.
+    """
     return Deref("gathered", index)
 
 
 def padded_row(index: int) -> TableRow:
-    """The same for a padded row: gathered rows past the batch are null."""
+    """The same for a padded row: gathered rows past the batch are null.
+
+    Source: https://github.com/vllm-project/vllm/issues/43810.
+    """
     return Deref("gathered", index)
 
 
 def gather_buffer(step: int) -> str:
-    """The buffer that this step's tables are gathered into: always the one that captured graphs address."""
+    """The buffer that this step's tables are gathered into: always the one that captured graphs address.
+
+    Source: https://github.com/vllm-project/vllm/pull/44868.
+    """
     return "gathered"
 
 
@@ -335,7 +358,10 @@ def accepted_floor() -> int:
 
 
 def masks_late_row(then: int, now: int) -> bool:
-    """Whether a late row is skipped: its slot has another generation by now."""
+    """Whether a late row is skipped: its slot has another generation by now.
+
+    Source: ``v1/worker/gpu/pp_utils.py``; https://github.com/vllm-project/vllm/issues/54173.
+    """
     return then != now
 
 
@@ -357,12 +383,19 @@ def lookup_first(group: Group, hit: int, local: int, chunk: int) -> int:
 
 
 def inflight_first(group: Group, hit: int, local: int, chunk: int) -> int:
-    """First chunk of a window group that must not be under load by someone else."""
+    """First chunk of a window group that must not be under load by someone else.
+
+    Source: ``offloading/scheduler.py::get_num_new_matched_tokens``.
+    """
     return coverage.in_flight_first_chunk(hit, local, group.window_tokens, group.extra_tokens, chunk)
 
 
 def store_window(group: Group, drops: int) -> int:
-    """Blocks of a window group kept before each alignment boundary by the store."""
+    """Blocks of a window group kept before each alignment boundary by the store.
+
+    Source: ``offloading/scheduler.py::_reachable_store_block_mask``;
+    https://github.com/vllm-project/vllm/pull/56709.
+    """
     return coverage.store_need_blocks_corrected(
         group.window_tokens, group.extra_tokens, group.block_tokens, drops
     )
@@ -380,7 +413,10 @@ def readmit_waits(jobs: int) -> bool:
 
 
 def store_limit(known: int, prompt: int, finished: bool) -> int:
-    """Tokens of a finished request that may be stored: its last token was sampled and never computed."""
+    """Tokens of a finished request that may be stored: its last token was sampled and never computed.
+
+    Source: ``offloading/scheduler.py::_calc_num_offloadable_tokens``.
+    """
     return max(prompt, known - 1) if finished else known
 
 
@@ -425,12 +461,18 @@ def reported_life(uid: UserId, live: tuple[UserId, ...]) -> UserId:
 
 
 def flushed_jobs(jobs: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the stores that fence a reused block are flushed: every one."""
+    """Which of the stores that fence a reused block are flushed: every one.
+
+    Source: ``offloading/scheduler.py::build_connector_meta``.
+    """
     return jobs
 
 
 def load_parts(chunks: tuple[Chunk, ...]) -> tuple[tuple[Chunk, ...], ...]:
-    """The transfers that a load is made of: one; several where several connectors serve one request."""
+    """The transfers that a load is made of: one; several where several connectors serve one request.
+
+    Source: https://github.com/vllm-project/vllm/issues/53049.
+    """
     return (chunks,)
 
 
@@ -477,7 +519,10 @@ def store_waits_for_main() -> bool:
 
 
 def load_waits_for_main() -> bool:
-    """The same for a load.  False for writes that come over the network, which no stream orders."""
+    """The same for a load.  False for writes that come over the network, which no stream orders.
+
+    Source: ``v1/kv_offload/cpu/gpu_worker.py``; https://github.com/vllm-project/vllm/pull/45357.
+    """
     return True
 
 
@@ -528,22 +573,34 @@ def returns_readers() -> bool:
 
 
 def pending_is_present(state: str) -> bool:
-    """Whether a chunk that is still being written counts as present: the request asks again instead."""
+    """Whether a chunk that is still being written counts as present: the request asks again instead.
+
+    Source: ``v1/kv_offload/cpu/manager.py::lookup``; https://github.com/vllm-project/vllm/issues/46014.
+    """
     return False
 
 
 def clears_loading() -> bool:
-    """Whether a load that failed takes its keys off the list of chunks under load."""
+    """Whether a load that failed takes its keys off the list of chunks under load.
+
+    Source: ``offloading/scheduler.py::_chunks_being_loaded``.
+    """
     return True
 
 
 def reset_keeps_places() -> bool:
-    """Whether host places of transfers in flight stay reserved through a reset of the tier."""
+    """Whether host places of transfers in flight stay reserved through a reset of the tier.
+
+    Source: ``offloading/scheduler.py::reset_cache``.
+    """
     return True
 
 
 def loaded_give_way() -> bool:
-    """Whether loaded requests that wait to run give their blocks up when others cannot go on without."""
+    """Whether loaded requests that wait to run give their blocks up when others cannot go on without.
+
+    Source: https://github.com/vllm-project/vllm/issues/46283.
+    """
     return True
 
 
@@ -568,7 +625,10 @@ def counts_buffer() -> str:
 
 def previous_row(then: int | None, same_life: bool) -> int:
     """The row a request's count is taken from: its row in the last step, or -1 (the count is 1) for a new
-    life."""
+    life.
+
+    Source: https://github.com/vllm-project/vllm/pull/47199.
+    """
     return then if then is not None and same_life else -1
 
 
