@@ -381,12 +381,12 @@ def refuted() -> str:
         one, choices = config.named(outcome.config), outcome.choices
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        show_run(fault, one.name, choices)
+        show_run(fault, one, choices)
     lines = [line.rstrip() for line in printed.getvalue().strip().splitlines()]
     head = next(i for i, line in enumerate(lines) if re.match(r"-+  -+  ", line)) + 1
     if len(lines) > head + LAST_LINES:
         lines[head:-LAST_LINES] = ["..."]
-    return "```\n$ python -m spec.faults hunt row-by-batch-index\n...\n" + "\n".join(lines) + "\n```\n"
+    return "```\n$ python -m spec.faults show row-by-batch-index\n...\n" + "\n".join(lines) + "\n```\n"
 
 
 # -- the walk --------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ TOGETHER: dict[str, tuple[int, ...]] = {
     "alloc": (1, 2), "adopt": (1, 2), "drop": (1, 2), "publish": (1, 2), "look": (1, 2), "tier": (1, 5),
     "unfence": (1,), "evict": (), "zero": (), "copy": (), "row": (),
 }  # fmt: skip
-ROUTINE = frozenset({"SetRow", "SetSlot", "Permute", "Gather", "PreProcess", "HostRows"})
 
 
 @dataclass(slots=True)

@@ -49,8 +49,9 @@ class PolicyError(AssertionError):
 
 
 class Policy(Protocol):
-    """The seven questions.  Sources of the names: vLLM ``v1/core/sched/interface.py``,
-    ``KVConnectorBase_V1``."""
+    """Seven questions, and the private state as text.
+
+    Sources of the names: vLLM ``v1/core/sched/interface.py``, ``KVConnectorBase_V1``."""
 
     def on_arrive(self, arrival: Arrival) -> Answer:
         """A client's request has arrived."""

@@ -261,6 +261,8 @@ class World:
             name, family, prompt, outputs = choice[1:]
             if self.live(name) or prompt < 1 or outputs < 1:
                 return False
+            if prompt + outputs > self.config.request_tokens:
+                return False  # before tokens are made: a file may ask for any number
             return bool(len(self.prompt_tokens(family, prompt)) + outputs <= self.config.request_tokens)
         if kind in ("accept", "abort"):
             return self.live(str(choice[1])) is not None
@@ -309,7 +311,15 @@ class World:
     def head_blocked(self, rank: int, stream: str) -> str | None:
         """What the head of a stream waits for; None if it can run."""
         ops = self.ranks[rank].streams[stream]
-        return ops[0].blocked(self, self.ranks[rank]) if ops else "nothing enqueued"
+        return self.waits(ops[0], self.ranks[rank]) if ops else "nothing enqueued"
+
+    def waits(self, op: Op, rank: Rank) -> str | None:
+        """What an operation waits for; None if it can run.  One that names a step, or a request, that is not
+        there waits for nobody."""
+        try:
+            return op.blocked(self, rank)
+        except LookupError as error:
+            return f"something that is not there ({crash(error)})"
 
     def reportable(self, name: str, way: str, rank: int) -> Transfer | None:
         """The oldest transfer of that client and direction that ended on the rank and was not reported."""
@@ -645,8 +655,6 @@ class World:
             if way == "store":
                 self.stored.update({place: (key, subs) for key, place, subs in chunks})
             self.witness("external_hit", way == "load")
-            places = [b for _, _, subs in chunks for b in subs if b]
-            self.witness("aliased_block_in_one_job", len(set(places)) < len(places))
         elif kind == "evict":
             self.forgotten[decision[1]] = None
         elif kind == "tier":

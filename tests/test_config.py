@@ -15,7 +15,7 @@ from types import FrameType
 
 import pytest
 
-from spec import config
+from spec import config, handbook
 from spec.config import Config, ConfigError, Group, Kind
 
 # A deployment that uses every table; each refusal below changes one or two of its lines.
@@ -461,3 +461,24 @@ def test_what_a_drafter_reads_past_the_computed_range(
     one = Config("x", (Group("full", Kind.FULL, 16),), 16, drafts=drafts, draft_modules=modules)
     assert one.prefill_lookahead_tokens == lookahead
     assert one.reprefilled_tokens == retained
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+
+def test_every_key_stands_in_the_documentation_with_its_default() -> None:
+    rows = handbook.configuration_keys().splitlines()[2:]
+    told = {tuple(cell.strip().strip("`") for cell in row.split("|")[1:5]) for row in rows}
+    assert {(table, key) for table, key, *_ in told} == {
+        *(("", key) for key in ("name", "description")),
+        *((f"[{table}]", key) for table, names in config._TABLES.items() for key in names),
+        *(("[[group]]", field.name) for field in fields(Group)),
+    }
+    assert ("[bounds]", "pool_blocks", "an integer", "24") in told
+    assert all(row.split("|")[5].strip() for row in rows)
+
+
+def test_the_example_of_the_documentation_can_be_served() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    one = config.parse(page.split("```toml\n")[1].split("```")[0])
+    assert [group.kind for group in one.groups] == [Kind.FULL, Kind.WINDOW] and one.offload

@@ -223,6 +223,13 @@ def test_both_solvers_prove_everything_and_agree(
     assert outcome_of(runs["z3"][1]) == outcome_of(runs["cvc5"][1])
 
 
+def test_every_letter_of_a_theorem_has_a_meaning() -> None:
+    for theorem in theorems.theorems_of("arith"):
+        told = report.letters(theorem)
+        for symbol in (symbol for claim in theorem.claims for symbol in claim.symbols):
+            assert symbol.meaning and f"{symbol.name}: " in told, (theorem.name, symbol.name)
+
+
 @pytest.mark.slow
 def test_json_says_what_was_decided(runs: dict[str, tuple[int, dict[str, object], Path, str]]) -> None:
     data = runs["z3"][1]
@@ -401,7 +408,7 @@ def test_results_that_cannot_be_written_exit_2(
 ) -> None:
     proving(theorem_of(TRUE))
     assert command.main(["--json", str(tmp_path / "no" / "run.json")]) == 2
-    assert "No such file or directory; name a file that can be written" in capsys.readouterr().err
+    assert "its folder does not exist; make it first" in capsys.readouterr().err
 
 
 # -- mutants -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ named."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -101,3 +102,11 @@ def test_without_the_graph_a_deadlock_is_seen_only_when_the_adversary_goes_quiet
             assert world.verdict and world.verdict.rule == "everything_drains"
             return
     raise AssertionError("no walk came to the deadlock")
+
+
+@pytest.mark.parametrize(("tokens", "step"), [(1000, 16), (600, 1)])
+def test_a_long_request_is_no_livelock(tokens: int, step: int) -> None:
+    config = replace(named("plain"), request_tokens=tokens, step_tokens=step, slots=1, pool_blocks=2 * tokens)
+    world = World(config, Reference)
+    assert world.choose(("arrive", "r1", "0", tokens // 2, tokens // 2))
+    assert world.quiet() and world.book.step > 400

@@ -29,11 +29,6 @@ def never_filled(index: int, slot: int) -> Deref:
     return Deref("gathered.1", index)
 
 
-def from_profiling(index: int, slot: int) -> Deref:
-    """The table row a context sees that profiling bound to its dummy table: another buffer."""
-    return Deref("gathered.1", slot)
-
-
 def order(*names: str) -> dict[str, Any]:
     """A permuted v2 step."""
     assert sorted(names) == sorted(V2_ORDER)

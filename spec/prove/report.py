@@ -206,6 +206,8 @@ def as_markdown(outcome: Outcome, group: str) -> str:
         "",
         "Every claim holds for all integers in its domain, symbolic block and chunk sizes included. Each",
         "refuted formula comes with the counterexample to report and the smallest one.",
+        "`python -m spec.prove.mutants` changes each shared formula a little and asks whether a theorem",
+        "notices; what survives is listed with its reason, or is a theorem that is missing.",
         "",
         "| # | theorem | verdict | claims | refutes | seconds |",
         "|---|---|---|---|---|---|",

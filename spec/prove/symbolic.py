@@ -14,7 +14,7 @@ itself is an obligation of the path that divided: assuming it would prove anythi
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 Monomial = tuple[str, ...]
 """Sorted atom names, with repetition; the empty tuple is the constant 1."""
@@ -424,8 +424,6 @@ def iff(left: Truth, right: Truth) -> Truth:
 
 
 # printing -------------------------------------------------------------------------------------------------
-
-Products = Literal["opaque", "real"]
 
 
 def show_poly(poly: Poly) -> str:
