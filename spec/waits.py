@@ -71,9 +71,17 @@ def wait_graph(world: World) -> nx.DiGraph[Node]:
     graph: nx.DiGraph[Node] = nx.DiGraph()
     for rank in world.ranks:
         for name, ops in rank.streams.items():
-            if ops and ops[0].blocked(world, rank) is not None:
-                graph.add_edges_from(((rank.index, name), node) for node in waited_for(world, rank, ops[0]))
+            if ops and world.waits(ops[0], rank) is not None:
+                graph.add_edges_from(((rank.index, name), node) for node in whom(world, rank, ops[0]))
     return graph
+
+
+def whom(world: World, rank: Rank, op: Op) -> list[Node]:
+    """The same as :func:`waited_for`, also if it names what is not there."""
+    try:
+        return list(waited_for(world, rank, op))
+    except LookupError:
+        return [NOBODY]
 
 
 def deadlock(world: World) -> str | None:
@@ -83,7 +91,7 @@ def deadlock(world: World) -> str | None:
         rank, name = next(iter(graph.predecessors(NOBODY)))
         op = world.ranks[rank].streams[name][0]
         return (
-            f"stream {name} of rank {rank} waits for {op.blocked(world, world.ranks[rank])}, which "
+            f"stream {name} of rank {rank} waits for {world.waits(op, world.ranks[rank])}, which "
             f"nobody enqueued"
         )
     if nx.is_directed_acyclic_graph(graph):

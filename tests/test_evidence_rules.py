@@ -281,9 +281,18 @@ def row_of_nobody(program: Program) -> Program:
     return program
 
 
+def step_of_nobody(program: Program) -> Program:
+    """Post-processing names a step that there is not."""
+    for _, op in program:
+        if isinstance(op, PostProcess):
+            op.step += 7
+    return program
+
+
 @pytest.mark.parametrize(
     ("factory", "rule", "said"),
     [
+        (enqueuing(step_of_nobody), "wait_graph_acyclic", "something that is not there (KeyError: 8, in "),
         (Crashes, "policy_raises_no_error", "KeyError: ('nobody', 1), in on_abort (scheduler.py:"),
         (enqueuing(sampled_first), "wait_graph_acyclic", "stream main of rank 0 waits for"),
         (enqueuing(row_of_nobody), "policy_raises_no_error", "rank 0, PostProcess("),

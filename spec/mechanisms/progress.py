@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def somebody_waits(world: World) -> bool:
     """Whether the head of some stream cannot run."""
-    return any(ops and ops[0].blocked(world, rank) for rank in world.ranks for ops in rank.streams.values())
+    return any(ops and world.waits(ops[0], rank) for rank in world.ranks for ops in rank.streams.values())
 
 
 RULES = (
