@@ -2,17 +2,18 @@
 
 ``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when
 something was not found within the budget.  On a file of your own it exits 1 with the counterexample it found,
-else 0.
+3 if no run asked for a decision that the file replaces, else 0.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
+import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,44 +22,22 @@ from typing import Any
 
 from spec import config as configs
 from spec import render
-from spec.faults import CATALOGUE
-from spec.faults.fault import DECISION, LIVENESS, Fault
+from spec.config import Config
+from spec.faults import CATALOGUE, own
+from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENESS, Fault
 from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
-from spec.outputs import OutputError, check_target, write_whole
+from spec.outputs import check_target, set_aside, write_json, write_whole
 from spec.reduce import reduce, replay
 from spec.rules import BY_NAME
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 
 RECORD = Path(__file__).parent / "record.json"
+READ = "0.33.0"  # the vLLM release that entries without a public report come from
+ALONE = {"seeds": 1, "states": 2000, "jobs": 2, "machine": "unnamed machine"}  # options of catalogue hunts
 
 
 class UsageError(ValueError):
     """Bad input; the message is the one line that is shown."""
-
-
-def load_file(path: str) -> Fault:
-    """The ``FAULT`` of a Python file that somebody wrote.  Raises :class:`UsageError`."""
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location("fault_file", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever the file raises is the file's problem, told in one line
-        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
-    fault = getattr(module, "FAULT", None)
-    if not isinstance(fault, Fault):
-        raise UsageError(f"{path}: must define FAULT = Fault(...) (from spec.faults import Fault)")
-    if not fault.bites:
-        raise UsageError(f"{path}: FAULT.bites must name at least one configuration to hunt in")
-    try:
-        _ = fault.policy
-        for name in (*fault.bites, *fault.harmless):
-            configs.find(name)
-    except (TypeError, configs.ConfigError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    return fault
 
 
 def named(name: str) -> Fault:
@@ -96,9 +75,21 @@ def show(fault: Fault) -> int:
     if run:
         config, rule, choices = run
         print(f"\nshortest stored run: {config.name}, {len(choices)} choices, breaks {rule}")
-        world = replay(config, fault.policy, choices, record=True)
-        print(render.text(config, f"fault:{fault.name}", world.events))
+        show_run(fault, config, choices)
     return 0
+
+
+def counts() -> str:
+    """How many entries of each kind there are, and what they rest on."""
+    kinds = Counter(fault.kind for fault in CATALOGUE.values())
+    words = {DECISION: "decisions", LIVENESS: "decisions that never let a run end", FORMULA: "formulas"}
+    words |= {CONFIGURATION: "configurations", HARMLESS: "disputed, and here not a fault"}
+    reported = sum(any(one.startswith("http") for one in fault.source) for fault in CATALOGUE.values())
+    return (
+        f"{len(CATALOGUE)} entries: {', '.join(f'{kinds[kind]} {word}' for kind, word in words.items())}. "
+        f"{reported} rest on a public report; {len(CATALOGUE) - reported} come from reading {READ}, "
+        f"and nobody has reported them."
+    )
 
 
 def table() -> int:
@@ -106,6 +97,7 @@ def table() -> int:
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"hunts": {}}
     print(f"<!-- made by `python -m spec.faults table`; hunted with `{record.get('command', '-')}`")
     print(f"     on {record.get('machine', '-')} -->\n")
+    print(f"{counts()}\n")
     print("| fault | mechanism | kind | consequence broken | config | choices | found in, s | source |")
     print("|---|---|---|---|---|---:|---:|---|")
     for fault in CATALOGUE.values():
@@ -114,7 +106,7 @@ def table() -> int:
         if run:
             config, rule, choices = run[0].name, run[1], str(len(run[2]))
         link = fault.source[0]
-        link = f"[report]({link})" if link.startswith("http") else f"`{link}`"
+        link = f"[report]({link})" if link.startswith("http") else f"from reading {READ}: `{link}`"
         seconds = f"{one['seconds']:.2f}" if one.get("choices") else "-"
         print(
             f"| `{fault.name}` | {fault.mechanism} | {fault.kind} | {rule or '-'} "
@@ -127,18 +119,19 @@ def table() -> int:
 
 
 def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
-    """Print one hunt."""
-    state = "WRONG" if outcome.wrong else "MISSED" if outcome.missed else "ok"
+    """Print one hunt: what became of the fault, and each expectation that failed."""
+    state = "undetermined" if outcome.missed else "holds" if fault.kind == HARMLESS else "refuted"
+    state = "unexpected" if outcome.wrong else state
     if outcome.choices:
         print(
-            f"{state:<7}{fault.name:<36}{outcome.rule} in {outcome.config}: {len(outcome.choices)} choices, "
+            f"{state:<14}{fault.name:<36}{outcome.rule} in {outcome.config}: {len(outcome.choices)} choices, "
             f"found in {outcome.seconds:.2f} s; {outcome.search}; "
             f"Hypothesis {outcome.by_hypothesis or 'not asked'}",
             flush=True,
         )
     else:
         print(
-            f"{state:<7}{fault.name:<36}{outcome.rule or fault.kind}: {outcome.text or fault.why_harmless}",
+            f"{state:<14}{fault.name:<36}{outcome.rule or fault.kind}: {outcome.text or fault.why_harmless}",
             flush=True,
         )
     if outcome.cycle:
@@ -149,12 +142,11 @@ def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
     for line in (*outcome.wrong, *outcome.missed):
         print(f"       {line}")
     if trace and outcome.choices:
-        show_run(fault, outcome.config, outcome.choices)
+        show_run(fault, configs.named(outcome.config), outcome.choices)
 
 
-def show_run(fault: Fault, config_name: str, choices: Sequence[Any]) -> None:
+def show_run(fault: Fault, config: Config, choices: Sequence[Any]) -> None:
     """The shrunk run: its choices, the rendered trace, what broke and on the way."""
-    config = configs.find(config_name)
     world = replay(config, fault.policy, choices, record=True)
     print(f"\n{len(choices)} choices in {config.name}:\n{show_choices(tuple(choices))}\n")
     print(render.text(config, f"fault:{fault.name}", world.events))
@@ -167,35 +159,82 @@ def show_run(fault: Fault, config_name: str, choices: Sequence[Any]) -> None:
 
 
 def hunt_file(path: str, args: argparse.Namespace) -> int:
-    """Hunt somebody's own fault: 1 with a counterexample, 0 without.
-
-    A counterexample is tried on the repaired twin, which has ``base`` and nothing else: what breaks there
-    too is not the fault's doing."""
-    fault = load_file(path)
-    for name in fault.bites:
-        config = configs.find(name)
-        found = find(config, fault.policy, runs=args.runs, choices=args.choices, seed=args.seed)
-        if found:
-            short = reduce(config, fault.policy, found.choices, found.breach.rule)
-            print(f"refuted: {fault.name} in {name}, found in run {found.runs} ({found.seconds:.2f} s)")
-            show_run(fault, name, short)
-            runs = max(20, args.runs // 16)
-            broken = replay(config, fault.repaired, short).verdict
-            again = find(config, fault.repaired, runs=runs, choices=args.choices, seed=args.seed)
-            where = "in the same run" if broken else f"in one of {runs} runs of its own" if again else ""
-            breach = broken or (again and again.breach)
+    """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it or the hunt
+    was stopped, else 0.  Raises :class:`~spec.faults.own.FaultFileError`."""
+    plain, asked = own.load(path), Counter[str]()
+    fault = own.watched(plain, path, asked)
+    outcome, without, stopped = Hunt(fault.name), "", False
+    try:
+        for name in fault.bites:
+            before = asked.copy()
+            outcome = found_in(configs.find(name), fault, path, args)
+            if outcome.choices:
+                without = tried_without(fault, outcome, args)
+                print(f"\nwithout the fault: {without}")
+                break
+            idle = own.never_asked(fault.change, asked - before, [configs.find(name)])
             print(
-                f"\nwithout the fault: breaks {breach.rule} {where}: {breach.text}"
-                if breach
-                else f"\nwithout the fault: holds in the same run and in {runs} of its own"
+                f"{fault.name}: not refuted in {name} "
+                f"({args.runs} runs of {args.choices} choices, seed {args.seed})"
+                + "".join(f"; {decision} was never asked" for decision in idle)
             )
-            return 1
-        print(
-            f"{fault.name}: not refuted in {name} "
-            f"({args.runs} runs of {args.choices} choices, seed {args.seed})"
-        )
-    print("verdict: holds (sampled, not proved)")
-    return 0
+    except KeyboardInterrupt:
+        stopped = True
+        print("stopped before the budget was spent")
+    idle = own.never_asked(fault.change, asked, [configs.find(name) for name in fault.bites])
+    verdict = "refuted" if outcome.choices else "undetermined" if idle or stopped else "holds"
+    why = {
+        "holds": " (sampled, not proved)",
+        "undetermined": f" (never asked: {', '.join(idle)}; name a configuration that needs it)" * bool(idle),
+    }
+    print(f"verdict: {verdict}{why.get(verdict, '')}")
+    record = {
+        "command": args.command, "file": path, "verdict": verdict, "seed": args.seed, "runs": args.runs,
+        "choices": args.choices, "never_asked": idle, "stopped": stopped, "without_the_fault": without,
+        "hunt": asdict(outcome),
+    }  # fmt: skip
+    write_json(args.json, record, args.out)
+    return {"refuted": 1, "undetermined": 3, "holds": 0}[verdict]
+
+
+def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) -> Hunt:
+    """Hunt a fault of a file in one configuration; what was found is shown.
+
+    Raises :class:`~spec.faults.own.FaultFileError`."""
+    policy = own.guarded(fault.policy, path)
+    found = find(config, policy, runs=args.runs, choices=args.choices, seed=args.seed)
+    if found is None:
+        return Hunt(fault.name)
+    breach = found.breach
+    try:
+        short = reduce(config, policy, found.choices, breach.rule)
+    except ValueError:
+        raise own.FaultFileError(
+            f"{path}: the same run gives another result the second time: its functions must not draw numbers "
+            "or remember anything"
+        ) from None
+    print(f"refuted: {fault.name} in {config.name}, found in run {found.runs} ({found.seconds:.2f} s)")
+    show_run(fault, config, short)
+    return Hunt(
+        fault.name, config.name, breach.rule, breach.text, choices=short, runs=found.runs,
+        seconds=found.seconds,
+    )  # fmt: skip
+
+
+def tried_without(fault: Fault, outcome: Hunt, args: argparse.Namespace) -> str:
+    """What the repaired twin, which has ``base`` and nothing else, does on the same choices and in a few runs
+    of its own: what breaks there too is not the fault's doing."""
+    config = next(one for one in map(configs.find, fault.bites) if one.name == outcome.config)
+    runs = max(20, args.runs // 16)
+    broken = replay(config, fault.repaired, outcome.choices).verdict
+    again = find(config, fault.repaired, runs=runs, choices=args.choices, seed=args.seed)
+    where = "in the same run" if broken else f"in one of {runs} runs of its own"
+    breach = broken or (again and again.breach)
+    return (
+        f"breaks {breach.rule} {where}: {breach.text}"
+        if breach
+        else f"holds in the same run and in {runs} of its own"
+    )
 
 
 def hunt_one(name: str, runs: int, choices: int, seed: int, seeds: int, states: int) -> Hunt:
@@ -241,21 +280,18 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
     refuted = sum(1 for one in outcomes if one.choices or one.rule)
     print(
         f"\n{len(outcomes)} of {len(names)} hunted in {time.perf_counter() - began:.0f} s: "
-        f"{refuted} refuted; expectations failed: {', '.join(wrong) or 'none'}; "
-        f"not found: {', '.join(missed) or 'none'}"
+        f"{refuted} refuted; unexpected: {', '.join(wrong) or 'none'}; "
+        f"undetermined: {', '.join(missed) or 'none'}"
     )
     shared_rules(outcomes)
-    if args.json or (args.store and len(names) == len(CATALOGUE)):
-        record = {
-            "command": f"python -m spec.faults hunt --all --runs {args.runs} --choices {args.choices} "
-            f"--seed {args.seed} --seeds {args.seeds} --states {args.states}",
-            "machine": args.machine,
-            "hunts": {one.fault: asdict(one) for one in sorted(outcomes, key=lambda one: one.fault)},
-        }
-        text = json.dumps(record, indent=1) + "\n"
-        whole = args.store and len(names) == len(CATALOGUE)
-        for target in ([Path(args.json)] if args.json else []) + ([RECORD] if whole else []):
-            write_whole(target, text)
+    record = {
+        "command": args.command,
+        "machine": args.machine,
+        "hunts": {one.fault: asdict(one) for one in sorted(outcomes, key=lambda one: one.fault)},
+    }
+    write_json(args.json, record, args.out)
+    if args.store and len(names) == len(CATALOGUE):
+        write_whole(RECORD, json.dumps(record, indent=1) + "\n")
     return 1 if wrong else 3 if missed or stopped else 0
 
 
@@ -286,9 +322,10 @@ def check() -> int:
     return 1 if problems else 0
 
 
+@command("spec.faults")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spec.faults", description=__doc__.splitlines()[0])
+    parser = OneLineParser(prog="python -m spec.faults", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="one line a fault")
     verbs.add_parser("table", help="the documentation's table")
@@ -301,17 +338,15 @@ def main(argv: list[str] | None = None) -> int:
     hunting.add_argument("--file", metavar="FILE", help="a file that defines FAULT = Fault(...)")
     hunting.add_argument("--runs", type=int, default=800, metavar="R")
     hunting.add_argument("--choices", type=int, default=200, metavar="N")
-    hunting.add_argument("--seed", type=int, default=0, metavar="S")
+    hunting.add_argument("--seed", type=natural, default=0, metavar="S")
     hunting.add_argument(
-        "--seeds", type=int, default=1, help="repeat the search from this many seeds; times are medians"
+        "--seeds", type=int, help="repeat the search from this many seeds; times are medians (default 1)"
     )
-    hunting.add_argument("--states", type=int, default=2000, help="states of the breadth-first search")
-    hunting.add_argument("--jobs", type=int, default=2, help="processes")
+    hunting.add_argument("--states", type=int, help="states of the breadth-first search (default 2000)")
+    hunting.add_argument("--jobs", type=int, help="processes (default 2)")
     hunting.add_argument("--store", action="store_true", help="keep the shortest runs in the repository")
-    hunting.add_argument(
-        "--machine", default="unnamed machine", help="what to call this machine in the record"
-    )
-    hunting.add_argument("--json", metavar="FILE")
+    hunting.add_argument("--machine", help="what to call this machine in the record")
+    hunting.add_argument("--json", metavar="FILE", help=JSON_HELP)
     args = parser.parse_args(argv)
     try:
         if args.verb == "list":
@@ -322,24 +357,36 @@ def main(argv: list[str] | None = None) -> int:
             return check()
         if args.verb == "show":
             return show(named(args.name))
-        for option in ("runs", "choices", "seeds", "states", "jobs"):
-            if getattr(args, option) < 1:
-                raise UsageError(f"--{option} must be at least 1, got {getattr(args, option)}")
-        check_target("--json", args.json)
-        if args.file:
-            return hunt_file(args.file, args)
-        names = list(CATALOGUE) if args.all else [named(name).name for name in args.names]
-        if not names:
-            raise UsageError("name a fault, or give --all or --file FILE")
-        return hunt_many(names, args)
-    except (UsageError, OutputError) as error:
+        args.command = shlex.join(["python", "-m", "spec.faults", *(sys.argv[1:] if argv is None else argv)])
+        return start(args)
+    except (UsageError, own.FaultFileError) as error:
         print(f"spec.faults: {error}", file=sys.stderr)
         return 2
 
 
+def start(args: argparse.Namespace) -> int:
+    """Check the options of ``hunt``, and hunt.  Raises :class:`UsageError`."""
+    given = [option for option in ALONE if getattr(args, option) is not None]
+    if args.file and (args.names or args.all or args.store or given):
+        others = [*args.names, *(f"--{one}" for one in ("all", "store") if getattr(args, one))]
+        others += [f"--{one}" for one in given]
+        raise UsageError(f"--file hunts the fault of that file alone: leave out {', '.join(others)}")
+    for option, usual in ALONE.items():
+        setattr(args, option, getattr(args, option) if option in given else usual)
+    for option in ("runs", "choices", "seeds", "states", "jobs"):
+        if getattr(args, option) < 1:
+            raise UsageError(f"--{option} must be at least 1, got {getattr(args, option)}")
+    check_target("--json", args.json)
+    args.out = set_aside(args.json)
+    if args.file:
+        return hunt_file(args.file, args)
+    if args.all and args.names:
+        raise UsageError(f"--all hunts every fault: leave out {', '.join(args.names)}")
+    names = list(CATALOGUE) if args.all else [named(name).name for name in args.names]
+    if not names:
+        raise UsageError("name a fault, or give --all or --file FILE")
+    return hunt_many(names, args)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader left early (`| head`)
-        sys.exit(0)
+    sys.exit(main())

@@ -128,6 +128,16 @@ def find_by_hypothesis(
     return f"not found in {tried[0]} examples"
 
 
+def by_another_road(fault: Fault, config: Config, seed: int) -> str:
+    """What Hypothesis says; without it the walker's run has to do."""
+    try:
+        return find_by_hypothesis(config, fault.policy, examples=150, choices=80, seed=seed)
+    except ModuleNotFoundError as absent:
+        if (absent.name or "").partition(".")[0] != "hypothesis":
+            raise
+        return "is not installed (pip install -e '.[dev]')"
+
+
 def removable(config: Config, policy: PolicyFactory, choices: Choices, rule: str) -> list[int]:
     """Positions of choices without which the same rule still breaks."""
     return [
@@ -211,9 +221,7 @@ def hunt(
                 config, fault.policy, outcome.choices, outcome.rule, states=states, seconds=15
             )
             if hypothesis:
-                outcome.by_hypothesis = find_by_hypothesis(
-                    config, fault.policy, examples=150, choices=80, seed=seed
-                )
+                outcome.by_hypothesis = by_another_road(fault, config, seed)
     for name in fault.harmless:
         held = find(configs.named(name), fault.policy, runs=max(20, runs // 16), choices=choices, seed=seed)
         if held:
