@@ -11,17 +11,16 @@ were too many pairs of requests to try them all, and no statement failed on thos
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from spec import arith, config, gaps, lookup, never
 from spec.config import Config, ConfigError, Group, Kind
-from spec.usage import OneLineParser
+from spec.outputs import check_target, set_aside, write_json
+from spec.usage import JSON_HELP, OneLineParser, command
 
 SAMPLES = (100, 1_000, 4_000, 16_000, 64_000)
 """Shared prefixes, in tokens, for which the report says how much of them is reused."""
@@ -382,6 +381,7 @@ def listing() -> str:
     return "".join(f"{name:{width}}  {description}\n" for name, description in found.items())
 
 
+@command("spec.geometry")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
     parser = OneLineParser(
@@ -389,9 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml|NAME", help="a file, or a name from --list")
     parser.add_argument("--list", action="store_true", help="list the configurations that are shipped")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the report for machines ('-': to standard output)"
-    )
+    parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(arguments)
     try:
         if options.list:
@@ -399,22 +397,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.config is None:
             raise ConfigError("name a configuration, or ask for --list")
+        check_target("--json", options.json)
         started = time.perf_counter()
         result = report(config.find(options.config))
-        if options.json == "-":
-            json.dump(as_json(result), sys.stdout, indent=1)
-            sys.stdout.write("\n")
-        else:
-            sys.stdout.write(render(result))
-            print(f"\n{time.perf_counter() - started:.1f} s")
-        if options.json and options.json != "-":
-            Path(options.json).write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
     except ConfigError as error:
         print(f"spec.geometry: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"spec.geometry: cannot write {options.json}: {error.strerror}", file=sys.stderr)
-        return 2
+    out = set_aside(options.json)
+    sys.stdout.write(render(result))
+    print(f"\n{time.perf_counter() - started:.1f} s")
+    write_json(options.json, as_json(result), out)
     if not result.confirmed:
         return 1
     return 0 if result.exhaustive else 3

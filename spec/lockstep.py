@@ -20,8 +20,6 @@ whether a wrong answer does harm is for the world's invariants to say.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -35,13 +33,14 @@ from spec.config import Config, ConfigError, find, load, shipped
 from spec.contracts import Question, SchedulerView, copy_book, follow
 from spec.events import SCHEMA, Event
 from spec.ops import Begin, Forward, UserId, Wait
-from spec.outputs import OutputError, check_target, write_whole
+from spec.outputs import check_target, set_aside, write_json
 from spec.policies import PolicyFactory, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Policy, PolicyError, Program
 from spec.rankview import RankView, StepOrders, follow_program, orders
 from spec.reference import Reference
 from spec.reference.plan import Message
-from spec.walk import walk_once
+from spec.usage import JSON_HELP, OneLineParser, command, natural
+from spec.walk import Run, walk_once
 
 SAME, EQUAL, STRICTER, WRONG = "same", "equally right", "stricter", "wrong"
 
@@ -270,17 +269,14 @@ def lockstep(factory: PolicyFactory) -> Callable[[Config, Chains], Lockstep]:
 
 
 def compare(config: Config, factory: PolicyFactory, *, runs: int, choices: int, seed: int) -> Summary:
-    """Random walks of a policy in lockstep with the reference."""
+    """Random walks of a policy in lockstep with the reference; what there is when somebody interrupts."""
     summary = Summary()
-    for number in range(runs):
-        run = walk_once(config, lockstep(factory), seed, number, choices)
-        policy = run.world.policy
-        assert isinstance(policy, Lockstep)
-        summary.counts.update(policy.counts)
-        for difference in policy.found:
-            summary.examples.setdefault((difference.question, difference.kind), difference.text)
-        if run.world.verdict:
-            summary.broken[run.world.verdict.rule] += 1
+    try:
+        for number in range(runs):
+            run = walk_once(config, lockstep(factory), seed, number, choices)
+            summary.add(run)
+    except KeyboardInterrupt:
+        summary.stopped = True
     return summary
 
 
@@ -291,6 +287,19 @@ class Summary:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
     broken: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    stopped: bool = False
+
+    def add(self, run: Run) -> None:
+        """Count one walk."""
+        policy = run.world.policy
+        assert isinstance(policy, Lockstep)
+        self.runs += 1
+        self.counts.update(policy.counts)
+        for difference in policy.found:
+            self.examples.setdefault((difference.question, difference.kind), difference.text)
+        if run.world.verdict:
+            self.broken[run.world.verdict.rule] += 1
 
     def lines(self) -> list[str]:
         """One line a question and class."""
@@ -305,9 +314,10 @@ class Summary:
         return sum(count for (_, kind), count in self.counts.items() if kind == WRONG)
 
 
+@command("spec.lockstep")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spec.lockstep", description=__doc__.splitlines()[0])
+    parser = OneLineParser(prog="python -m spec.lockstep", description=__doc__.splitlines()[0])
     parser.add_argument("--config", metavar="NAME|FILE", default="composed")
     parser.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
     parser.add_argument(
@@ -315,8 +325,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=int, metavar="R", default=20)
     parser.add_argument("--choices", type=int, metavar="N", default=200, help="choices a run")
-    parser.add_argument("--seed", type=int, metavar="S", default=0)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--seed", type=natural, metavar="S", default=0)
+    parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     args = parser.parse_args(argv)
     if args.list:
         for name, path in shipped().items():
@@ -326,26 +336,32 @@ def main(argv: list[str] | None = None) -> int:
         config, factory = find(args.config), resolve(args.policy)
         if min(args.runs, args.choices) < 1:
             raise ConfigError("--runs and --choices must be at least 1")
-        check_target("--json", args.json)
-    except (ConfigError, OutputError, PolicyNameError) as error:
+    except (ConfigError, PolicyNameError) as error:
         print(f"spec.lockstep: {error}", file=sys.stderr)
         return 2
+    check_target("--json", args.json)
+    out = set_aside(args.json)
     budget = f"{args.runs} runs x {args.choices} choices, seed {args.seed}"
     print(f"lockstep: {args.policy} beside the reference; {config.name}; {budget}")
     summary = compare(config, factory, runs=args.runs, choices=args.choices, seed=args.seed)
     print("\n".join(summary.lines()))
     if summary.broken:
         print(f"rules broken in the world: {dict(summary.broken)}")
-    refuted = bool(summary.wrong or summary.broken)
-    print(f"verdict: {'refuted' if refuted else 'holds'} (sampled: {summary.wrong} answers refused)")
-    if args.json:
-        rows = [
-            {"question": q, "class": k, "answers": n, "example": summary.examples.get((q, k), "")}
-            for (q, k), n in sorted(summary.counts.items())
-        ]
-        data = {"verdict": "refuted" if refuted else "holds", "answers": rows, "broken": dict(summary.broken)}
-        write_whole(args.json, json.dumps(data, indent=1) + "\n")
-    return int(refuted)
+    verdict, code = "holds", 0
+    if summary.wrong or summary.broken:
+        verdict, code = "refuted", 1
+    elif summary.stopped:
+        verdict, code = "undetermined", 3
+    if summary.stopped:
+        print(f"stopped after {summary.runs} of {args.runs} runs")
+    print(f"verdict: {verdict} (sampled: {summary.wrong} answers refused)")
+    rows = [
+        {"question": q, "class": k, "answers": n, "example": summary.examples.get((q, k), "")}
+        for (q, k), n in sorted(summary.counts.items())
+    ]
+    found = {"verdict": verdict, "answers": rows, "broken": dict(summary.broken), "stopped": summary.stopped}
+    write_json(args.json, found, out)
+    return code
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ come blocks::
 
 Above the line: choices as ``spec.script`` reads them, or questions (:data:`QUESTIONS`). Below it: what
 happened, up to the next blank line. ``--rewrite`` writes the narration anew: commit only what you can
-explain. Exit codes: 0 all files as written, 1 a narration or a verdict differs, 2 bad input.
+explain. Exit codes: 0 all files as written, 1 a narration, a verdict or clients' tokens (``same``) differ, 2
+bad input, 3 stopped.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,10 @@ from spec import ops, reduce, render, script, trace
 from spec.config import Config, ConfigError
 from spec.events import STREAMS, Event
 from spec.narrate import BREACH, Line, Narrator, several, span, who
+from spec.outputs import check_folder, check_target, write_whole
 from spec.policies import PolicyNameError, resolve
+from spec.rules import BY_NAME
+from spec.usage import OneLineParser, command
 from spec.world import World
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -44,6 +47,8 @@ QUESTIONS = {
     "streams": "what each rank still has to do, and what it waits for",
 }
 SERVE_ROUNDS = 60
+HOLDS = "holds"
+"""What a scenario expects that breaks no invariant."""
 
 
 class ScenarioError(ValueError):
@@ -66,7 +71,7 @@ class Scenario:
     title: str
     config: Config
     policy: str
-    expect: str  # a rule, or "holds"
+    expect: str  # a rule, or HOLDS
     parts: list[str | Block]
 
 
@@ -99,6 +104,7 @@ def parse(text: str) -> Scenario:
     settings: dict[str, str] = {}
     parts: list[str | Block] = []
     toml: list[str] | None = None
+    opened = 0  # line of 'config <<'
     block: Block | None = None
     below = False
     for number, line in enumerate(text.splitlines(), start=1):
@@ -111,7 +117,8 @@ def parse(text: str) -> Scenario:
                 toml.append(line)
         elif block is None and word in ("config", "policy", "expect"):
             settings[word] = rest.strip()
-            toml = [] if line == "config <<" else None
+            if word == "config" and rest.strip() == "<<":
+                toml, opened = [], number
             parts.append(line)
         elif below:
             assert block is not None
@@ -135,6 +142,8 @@ def parse(text: str) -> Scenario:
                 block = Block(number)
                 parts.append(block)
             block.script.append(line)
+    if toml is not None:
+        raise ScenarioError(f"line {opened}: 'config <<' without a line '>>' that ends it")
     if block is not None and not below:
         raise ScenarioError(f"line {block.number}: choices without '----' and narration below them")
     return _settled(settings, parts)
@@ -143,15 +152,19 @@ def parse(text: str) -> Scenario:
 def _settled(settings: dict[str, str], parts: list[str | Block]) -> Scenario:
     if "config" not in settings:
         raise ScenarioError("no configuration; write 'config NAME', or 'config <<', TOML lines and '>>'")
+    policy, expect = settings.get("policy", "reference"), settings.get("expect", HOLDS)
     try:
         config = configs.parse(settings["toml"]) if "toml" in settings else configs.find(settings["config"])
-    except ConfigError as error:
+        resolve(policy)
+    except (ConfigError, PolicyNameError) as error:
         raise ScenarioError(str(error)) from None
+    if expect != HOLDS and expect not in BY_NAME:
+        near = difflib.get_close_matches(expect, [HOLDS, *BY_NAME], 1)
+        meant = f"; did you mean {near[0]}?" if near else "; docs/invariants.md has all"
+        raise ScenarioError(f"expect {expect}: neither {HOLDS} nor the name of an invariant{meant}")
     first = next((part for part in parts if isinstance(part, str) and part.startswith("#")), "#")
     title = first.lstrip("# ").strip()
-    return Scenario(
-        title, config, settings.get("policy", "reference"), settings.get("expect", "holds"), parts
-    )
+    return Scenario(title, config, policy, expect, parts)
 
 
 # -- running ---------------------------------------------------------------------------------------------
@@ -165,6 +178,7 @@ class Stage:
         self.narrator = Narrator(config)
         self.told = 0
         self.made: list[Event] = []
+        self.failed: list[str] = []  # what ``same`` found to differ
 
     def act(self, line: str) -> Iterator[str]:
         """What one script line does, in words.  Raises ``ValueError`` if it cannot be read."""
@@ -219,10 +233,17 @@ class Stage:
             yield f"{name} was given {' '.join(map(str, self.outputs_of(name))) or 'nothing'}"
 
     def _same(self, names: list[str]) -> Iterator[str]:
+        if len(names) < 2:
+            raise ValueError("'same' compares clients; name at least two, as in: same r1 r2")
         given = {name: self.outputs_of(name) for name in names}
-        if len(set(given.values())) != 1:
-            raise ValueError(f"outputs differ: {given}")
-        yield f"{', '.join(names)} were given the same: {' '.join(map(str, given[names[0]]))}"
+        if len(set(given.values())) == 1:
+            yield f"{', '.join(names)} were given the same: {' '.join(map(str, given[names[0]]))}"
+            return
+        each = "; ".join(
+            f"{name} {' '.join(map(str, tokens)) or 'nothing'}" for name, tokens in given.items()
+        )
+        self.failed.append(f"outputs differ: {each}")
+        yield self.failed[-1]
 
     def _blocks(self, names: list[str]) -> Iterator[str]:
         core = self.world.book.core
@@ -281,7 +302,7 @@ def spoken(line: Line) -> str:
 def run(scenario: Scenario) -> tuple[str, list[str]]:
     """The file as it should read, and what went otherwise than the scenario expects.
 
-    Raises :class:`ScenarioError` for a line that cannot be read, ``PolicyNameError`` for an unknown policy.
+    Raises :class:`ScenarioError` for a line that cannot be read.
     """
     stage = Stage(scenario.config, scenario.policy)
     out: list[str] = []
@@ -299,17 +320,19 @@ def run(scenario: Scenario) -> tuple[str, list[str]]:
                 said += stage.act(line)
             except ValueError as error:
                 raise ScenarioError(f"line {number}: {error}") from None
+            wrong += [f"line {number}: {text}" for text in stage.failed]
+            stage.failed.clear()
         out += said or ["nothing to tell"]
-    verdict = stage.world.verdict.rule if stage.world.verdict else "holds"
+    verdict = stage.world.verdict.rule if stage.world.verdict else HOLDS
     if verdict != scenario.expect:
         wrong.append(f"expected {scenario.expect}, found {verdict}")
-    if scenario.expect == "holds" and stage.world.disciplines:
+    if scenario.expect == HOLDS and stage.world.disciplines:
         wrong.append(f"disciplines broke: {', '.join(b.rule for b in stage.world.disciplines)}")
     return "\n".join(out) + "\n", wrong
 
 
 def record(scenario: Scenario, path: Path) -> None:
-    """Write the scenario's run as a trace file.  Raises ``OSError``."""
+    """Write the scenario's run as a trace file.  Raises ``OutputError``."""
     trace.write_run(path, scenario.config, scenario.policy, choices(scenario), note=scenario.title)
 
 
@@ -329,7 +352,7 @@ def as_scenario(config: Config, policy: str, made: Sequence[Event], expect: str,
     The run must be possible as it stands, as the reducer's are.  Raises ``PolicyNameError``.
     """
     settings = ["config <<", *configs.dump(config).splitlines(), ">>", f"policy {policy}"]
-    if expect != "holds":
+    if expect != HOLDS:
         settings.append(f"expect {expect}")
     body: list[str] = []
     for choice in made:
@@ -361,7 +384,7 @@ def verify(path: Path, *, rewrite: bool) -> bool:
         raise ScenarioError(f"{path}: {error}") from None
     written = path.read_text(encoding="utf-8")
     if rewrite and text != written:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
         print(f"{path.stem}: rewritten")
     elif text != written:
         diff = difflib.unified_diff(
@@ -379,9 +402,10 @@ def verify(path: Path, *, rewrite: bool) -> bool:
     return not wrong and (rewrite or text == written)
 
 
+@command("spec.scenario")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m spec.scenario",
         description="Run scenarios and compare what happens with what is written.",
     )
@@ -396,14 +420,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(listing())
             return 0
         paths = [known.get(name, Path(name)) for name in options.files] or list(known.values())
+        check_folder("--record", options.record)
+        for path in paths if options.rewrite else ():
+            check_target("--rewrite", path)
         good = [verify(path, rewrite=options.rewrite) for path in paths]
         for path in paths if options.record else ():
             record(load(path), Path(options.record) / f"{path.stem}.trace")
-    except (ScenarioError, PolicyNameError) as error:
+    except ScenarioError as error:
         print(f"spec.scenario: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"spec.scenario: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     print(f"{sum(good)} of {len(good)} as written")
     return 0 if all(good) else 1

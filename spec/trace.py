@@ -14,7 +14,7 @@ A run is determined by configuration, policy and choices. So if the policy is kn
 not known, the recorded decisions are applied to a book, one by one, and judged by all invariants that look
 at decisions; what the memory held and what was sampled cannot be judged then.
 
-Exit codes: 0 all holds, 1 an invariant broke or the recording differs, 2 bad input.
+Exit codes: 0 all holds, 1 an invariant broke or the recording differs, 2 bad input, 3 stopped.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ from spec.events import (
     from_record,
     to_record,
 )
+from spec.outputs import check_target, set_aside, write_json, write_whole
 from spec.policies import POLICIES, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Program
 from spec.rules import BY_NAME
+from spec.usage import JSON_HELP, OneLineParser, command
 from spec.world import Client, World
 
 VERSION = 1
@@ -96,9 +98,8 @@ def lines(header: Header, events: Iterable[Event]) -> Iterator[str]:
 
 
 def write(path: str | Path, header: Header, events: Iterable[Event]) -> None:
-    """Write a trace file.  Raises ``OSError``."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines(header, events))
+    """Write a trace file.  Raises ``OutputError``."""
+    write_whole(path, "".join(lines(header, events)))
 
 
 def write_run(
@@ -106,7 +107,7 @@ def write_run(
 ) -> World:
     """Replay choices under a named policy and write the run as a trace; the world it ended in.
 
-    Raises ``PolicyNameError`` and ``OSError``."""
+    Raises ``PolicyNameError`` and ``OutputError``."""
     world = reduce.replay(config, resolve(policy), choices, record=True)
     write(path, Header(policy, config, commit(), note), world.events)
     return world
@@ -418,7 +419,9 @@ def as_json(trace: Trace, checked: Checked) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> int:
+    check_target("--json", options.json)
     trace = read(options.file)
+    out = set_aside(options.json)
     checked = check(trace)
     sys.stdout.write(summary(trace))
     if checked.recomputed:
@@ -432,10 +435,7 @@ def _check(options: argparse.Namespace) -> int:
         print(explain(trace, finding))
     if not checked.findings:
         print(f"all hold: {checked.judged} of {len(BY_NAME)} invariants had something to say")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(as_json(trace, checked), file, indent=1)
-            file.write("\n")
+    write_json(options.json, as_json(trace, checked), out)
     return 1 if checked.findings else 0
 
 
@@ -468,6 +468,7 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _shrink(options: argparse.Namespace) -> int:
+    check_target("--output", options.output)
     trace = read(options.file)
     header = trace.header
     policy = resolve(header.policy)
@@ -485,14 +486,13 @@ def _shrink(options: argparse.Namespace) -> int:
     return 0
 
 
+@command("spec.trace")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spec.trace", description="Check, draw and shorten recorded runs."
-    )
+    parser = OneLineParser(prog="python -m spec.trace", description="Check, draw and shorten recorded runs.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("check", help="replay, recompute, compare and judge")
-    one.add_argument("--json", metavar="FILE", help="write the outcome for machines")
+    one.add_argument("--json", metavar="FILE", help=JSON_HELP)
     one.set_defaults(run=_check)
     two = verbs.add_parser("render", help="draw a timeline")
     two.add_argument("--format", choices=("text", "mermaid"), default="text")
@@ -511,9 +511,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except (TraceError, PolicyNameError) as error:
         print(f"spec.trace: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"spec.trace: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-    return 2
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,9 +1,33 @@
-"""Command lines: bad usage is one line on standard error and exit code 2."""
+"""Command lines: how all commands take options, and how they end when they cannot go on.
+
+Bad usage, bad input and a file that cannot be written are one line on standard error and exit code 2;
+Ctrl-C is one line and exit code 3, *undetermined*.
+"""
 
 from __future__ import annotations
 
+import _thread
 import argparse
-from typing import NoReturn
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, ParamSpec
+
+from spec.outputs import OutputError
+
+P = ParamSpec("P")
+
+OK, BAD_INPUT, UNDETERMINED = 0, 2, 3
+
+LARGEST_SEED = 2**31 - 1
+"""What the solvers take, too."""
+
+JSON_HELP = "write the results for machines ('-': to standard output, and all else to standard error)"
+
+AGAIN_SECONDS = 0.01
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -13,3 +37,65 @@ class OneLineParser(argparse.ArgumentParser):
         """Print the line and exit with code 2."""
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
         self.exit(2, f"{self.prog}: {shown} (--help shows the usage)\n")
+
+
+def natural(text: str) -> int:
+    """The value of ``--seed``, the same range everywhere; argparse reports anything else."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {LARGEST_SEED}, got {text}")
+    return value
+
+
+def command(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Wrap a command's ``main``: the ends that it does not handle itself are one line and an exit code."""
+
+    def wrap(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*given: P.args, **named: P.kwargs) -> int:
+            out = sys.stdout
+            try:
+                with interrupts_kept():
+                    code = main(*given, **named)
+                    sys.stdout.flush()
+                return code
+            except KeyboardInterrupt:
+                print(f"{name}: stopped before it was done", file=sys.stderr)
+                return UNDETERMINED
+            except BrokenPipeError:  # the reader left early (`| head`); nothing remains to be said
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                return OK
+            except OutputError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                return BAD_INPUT
+            except OSError as error:
+                where = f"{error.filename}: " if error.filename else ""
+                print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
+                return BAD_INPUT
+            finally:
+                sys.stdout = out
+
+        return run
+
+    return wrap
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Ctrl-C again where Python could not raise it: in a ``__del__`` or a callback it would be ignored."""
+    before = sys.unraisablehook
+
+    def hook(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
+        else:
+            before(what)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

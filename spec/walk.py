@@ -12,8 +12,6 @@ else the verdict is undetermined.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -25,9 +23,10 @@ from typing import Any
 from spec import config as configs
 from spec.chains import Chains
 from spec.config import Config, ConfigError
-from spec.outputs import OutputError, check_target, write_whole
+from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.policy import Policy
 from spec.rules import RULES
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 from spec.world import STREAMS, Breach, Choice, World
 
 PolicyFactory = Callable[[Config, Chains], Policy]
@@ -313,24 +312,32 @@ def describe(breach: Breach) -> str:
     return f"{breach.kind} {breach.rule}: {breach.text}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spec.walk", description=__doc__.splitlines()[0])
-    parser.add_argument(
+def parser() -> OneLineParser:
+    """The command's options."""
+    made = OneLineParser(prog="python -m spec.walk", description=__doc__.splitlines()[0])
+    made.add_argument(
         "--config", metavar="NAME|FILE", action="append", help="default: the composed configurations"
     )
-    parser.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
-    parser.add_argument("--policy", metavar="NAME", default="reference", help="reference, or fault:NAME")
-    parser.add_argument("--runs", type=int, metavar="R", help="runs a configuration (default 120)")
-    parser.add_argument("--choices", type=int, metavar="N", help="choices a run (default 250)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument(
+    made.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
+    made.add_argument(
+        "--policy", metavar="NAME", default="reference", help="reference, fault:NAME, repaired:NAME"
+    )
+    made.add_argument("--runs", type=int, metavar="R", help="runs a configuration (default 120)")
+    made.add_argument("--choices", type=int, metavar="N", help="choices a run (default 250)")
+    made.add_argument("--seed", type=natural, default=0, metavar="S")
+    made.add_argument("--json", metavar="FILE", help=JSON_HELP)
+    made.add_argument(
         "--record", metavar="FILE", help="write the trace of the run that broke, else of the last run"
     )
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'walk'")
-    parser.add_argument("--verbose", action="store_true", help="print every run's options")
-    args = parser.parse_args(argv)
+    made.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'walk'")
+    made.add_argument("--verbose", action="store_true", help="print every run's options")
+    return made
+
+
+@command("spec.walk")
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    args = parser().parse_args(argv)
     if args.list:
         for name, path in configs.shipped().items():
             print(f"{name:<24}{configs.load(path).description}")
@@ -343,11 +350,13 @@ def main(argv: list[str] | None = None) -> int:
         for name, value in (("--runs", args.runs), ("--choices", args.choices)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        check_target("--json", args.json)
-        check_target("--record", args.record)
-    except (ConfigError, OutputError, PolicyNameError) as error:
+    except (ConfigError, PolicyNameError) as error:
         print(f"spec.walk: {error}", file=sys.stderr)
         return 2
+    check_target("--json", args.json)
+    check_target("--record", args.record)
+    check_part("--markdown", args.markdown, "walk")
+    out = set_aside(args.json)
     judged = args.config is None and args.runs is None and args.choices is None and args.policy == "reference"
     runs, choices = args.runs or 120, args.choices or 250
     print(
@@ -392,17 +401,12 @@ def main(argv: list[str] | None = None) -> int:
     if report.disciplines and not report.failed:
         print(f"\ndisciplines broken on the way: {dict(report.disciplines)}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
-    if args.json:
-        write_whole(args.json, json.dumps(as_json(report, args.seed, verdict), indent=1) + "\n")
+    write_json(args.json, as_json(report, args.seed, verdict), out)
     if args.markdown:
         from spec.handbook import write_walk
 
         given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
-        try:
-            write_walk(args.markdown, report, f"python -m spec.walk{given}", verdict)
-        except (OSError, ValueError) as error:
-            print(f"spec.walk: {error}", file=sys.stderr)
-            return 2
+        write_walk(args.markdown, report, f"python -m spec.walk{given}", verdict)
     if args.record:
         run = report.failed or walk_once(todo[-1], policy, args.seed, runs - 1, choices)
         from spec.trace import write_run
@@ -413,8 +417,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader left early (`| head`)
-        sys.exit(0)
+    sys.exit(main())

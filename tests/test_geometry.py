@@ -275,7 +275,10 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "spec.geometry: name a configuration, or ask for --list\n")
     done = run("nemotron-3-super", "--json", str(tmp_path / "no" / "x.json"))
     assert done.returncode == 2
-    assert done.stderr == f"spec.geometry: cannot write {tmp_path}/no/x.json: No such file or directory\n"
+    assert (
+        done.stderr
+        == f"spec.geometry: --json {tmp_path}/no/x.json: its folder does not exist; make it first\n"
+    )
     done = run("--colour")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from spec import scenario, trace
-from spec.scenario import ScenarioError
 
 SHIPPED = scenario.shipped()
 
@@ -54,11 +53,16 @@ def test_a_wrong_verdict_is_not_rewritten_away(copy: Path, capsys: pytest.Captur
     assert "expected holds, found " in capsys.readouterr().out
 
 
-def test_outputs_that_differ_are_an_error() -> None:
+def test_outputs_that_differ_fail_the_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrivals = "arrive r1 prompt=3 outputs=2\narrive r2 prompt=4 outputs=2\n"
     text = f"# two prompts\nconfig plain\n\n{arrivals}serve r1 r2\nsame r1 r2\n----\n"
-    with pytest.raises(ScenarioError, match="line 7: outputs differ"):
-        scenario.run(scenario.parse(text))
+    said, wrong = scenario.run(scenario.parse(text))
+    assert len(wrong) == 1 and wrong[0].startswith("line 7: outputs differ: r1 ") and "; r2 " in wrong[0]
+    path = tmp_path / "differ.txt"
+    path.write_text(said)  # the narration is as it runs; the expectation fails all the same
+    assert scenario.main([str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert not err and "differ: line 7: outputs differ" in out and "0 of 1 as written" in out
 
 
 BAD = {
@@ -74,6 +78,12 @@ BAD = {
     "wrong word": ("# t\nconfig plain\n\nreset everything\n----\n", "expected 'local' or 'all'"),
     "one too many": ("# t\nconfig plain\n\nschedule now\n----\n", "'now' is one word too many"),
     "no such field": ("# t\nconfig plain\n\naccept r1 tokens=2\n----\n", "'accept' has no field 'tokens'"),
+    "same without names": ("# t\nconfig plain\n\nsame\n----\n", "line 4: 'same' compares clients; name at"),
+    "same with one name": ("# t\nconfig plain\n\nsame r1\n----\n", "line 4: 'same' compares clients"),
+    "slip in a rule": ("# t\nconfig plain\nexpect hlods\n", "expect hlods: neither holds nor the name of an"),
+    "unknown rule": ("# t\nconfig plain\nexpect zzz\n", "docs/invariants.md has all"),
+    "unknown policy": ("# t\nconfig plain\npolicy nobody\n", "no policy named 'nobody'"),
+    "unclosed": ("# t\nconfig <<\nname = 1\n", "line 2: 'config <<' without a line '>>'"),
     "nobody": ("# t\nconfig plain\n\noutputs r9\n----\n", "no client 'r9' has arrived"),
 }
 

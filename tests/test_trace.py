@@ -292,6 +292,19 @@ def test_files_that_are_no_traces(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert err.count("\n") == 1 and message in err
 
 
+def test_a_prompt_that_nobody_can_serve_is_no_reason_to_fill_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = json.loads(text_of(recorded())[0])
+    huge = {"at": 0, "kind": "arrive", "name": "r1", "family": "0", "prompt": 10**12, "outputs": 1}
+    path = tmp_path / "huge.trace"
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(huge)}\n")
+    assert trace.main(["check", str(path)]) == 1
+    assert "it is not possible in this state" in capsys.readouterr().out
+    assert trace.main(["shrink", str(path), "-o", str(tmp_path / "out")]) == 2
+    assert "no invariant breaks" in capsys.readouterr().err
+
+
 def test_shrinking_needs_a_known_policy_and_a_broken_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,9 @@ Status = Literal["sat", "unsat", "unknown"]
 
 INSTALL_HINT = {"z3": "pip install -e .", "cvc5": "pip install -e '.[dev]'"}
 
+INTERRUPTED = "interrupted from keyboard"
+"""z3's reason for *unknown* after Ctrl-C."""
+
 
 class MissingSolver(RuntimeError):
     """A solver that is not installed; the message is the line that installs it."""
@@ -63,6 +66,8 @@ class Z3:
         solver.set("random_seed", seed)
         solver.from_string(script)
         result = solver.check()
+        if result == z3.unknown and solver.reason_unknown() == INTERRUPTED:
+            raise KeyboardInterrupt  # while it decides, z3 takes the signal and Python never hears of it
         status: Status = "sat" if result == z3.sat else "unsat" if result == z3.unsat else "unknown"
         model: dict[str, int] = {}
         if status == "sat":
