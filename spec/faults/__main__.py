@@ -87,8 +87,8 @@ def counts() -> str:
     reported = sum(any(one.startswith("http") for one in fault.source) for fault in CATALOGUE.values())
     return (
         f"{len(CATALOGUE)} entries: {', '.join(f'{kinds[kind]} {word}' for kind, word in words.items())}. "
-        f"{reported} rest on a public report; {len(CATALOGUE) - reported} come from reading {READ}, "
-        f"and nobody has reported them."
+        f"{reported} rest on a public report; {len(CATALOGUE) - reported} come from reading vLLM {READ}, "
+        f"and no report of them is known here."
     )
 
 

@@ -126,7 +126,7 @@ def wrong_decisions(field: str, changes: object) -> Iterator[str]:
         elif not callable(value):
             yield f"{where} must be a function, got {value!r}"
         elif not takes(value, len(given := list(inspect.signature(right[name]).parameters))):
-            yield f"{where} must take {len(given)} argument{'s' * (len(given) != 1)}: {', '.join(given) or '-'}"
+            yield f"{where} must take {len(given)} argument(s): {', '.join(given) or '-'}"
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
