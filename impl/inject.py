@@ -15,7 +15,6 @@ every rule of the model switched off.  Without it, the choices that catch it mus
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -44,8 +43,10 @@ from spec.faults.fault import HARMLESS
 from spec.faults.tamper import Tamper
 from spec.lockstep import Lockstep
 from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, SetRow, TableRow
+from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.rules import BY_NAME
 from spec.trace import commit
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 from spec.world import Choice
 
 RUNS, CHOICES = {"cpu": 60, "cuda": 20}, 200  # on a CUDA device what eight minutes permit
@@ -285,54 +286,73 @@ def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[st
         }  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m impl.inject", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--fault", metavar="NAME", action="append", help="default: all of them")
-    parser.add_argument("--list", action="store_true", help="list the faults that can be put in, and stop")
-    parser.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    parser.add_argument("--order", metavar="turns|gated|free", help="as for impl.refine")
-    parser.add_argument("--kernels", metavar="torch|triton")
-    parser.add_argument(
+def parser() -> OneLineParser:
+    """The command's options."""
+    made = OneLineParser(prog="python -m impl.inject", description="Whether each fault of the catalogue, put "
+                         "into the implementation from outside, is caught.")  # fmt: skip
+    made.add_argument("--fault", metavar="NAME", action="append", help="default: all of them")
+    made.add_argument("--list", action="store_true", help="list the faults that can be put in, and stop")
+    made.add_argument("--device", default="cpu", metavar="cpu|cuda")
+    made.add_argument("--order", metavar="turns|gated|free", help="as for impl.refine")
+    made.add_argument("--kernels", metavar="torch|triton")
+    made.add_argument(
         "--runs", type=int, metavar="R",
         help=f"at most (default {RUNS['cpu']}, on a CUDA device {RUNS['cuda']})",
     )  # fmt: skip
-    parser.add_argument("--choices", type=int, default=CHOICES, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument(
-        "--markdown", metavar="FILE", help="write the table into the document's part 'inject'"
-    )
-    parser.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
-    args = parser.parse_args(argv)
+    made.add_argument("--choices", type=int, default=CHOICES, metavar="N")
+    made.add_argument("--seed", type=natural, default=0, metavar="S")
+    made.add_argument("--json", metavar="FILE", help=JSON_HELP)
+    made.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'inject'")
+    made.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
+    return made
+
+
+def part(args: argparse.Namespace) -> str:
+    """The document's part that a run records."""
+    return "inject" if args.order == "turns" else f"inject-{args.order}"
+
+
+def checked(args: argparse.Namespace) -> dict[str, Fault]:
+    """The faults that are asked for; fills in what was not said.  Raises ``ConfigError``, ``OutputError``."""
     known = injectable()
+    for name in args.fault or ():
+        if name not in known:
+            raise ConfigError(f"no fault named {name!r}; --list shows all")
+    if (args.runs is not None and args.runs < 1) or args.choices < 1:
+        raise ConfigError("--runs and --choices must be at least 1")
+    refine.place(args)
+    args.runs = args.runs or RUNS[args.device]
+    check_target("--json", args.json)
+    check_part("--markdown", args.markdown, part(args))
+    return {name: known[name] for name in args.fault or known}
+
+
+@command("impl.inject")
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    args = parser().parse_args(argv)
     if args.list:
-        print("\n".join(f"{name:<36}{fault.did}" for name, fault in known.items()))
+        print("\n".join(f"{name:<36}{fault.did}" for name, fault in injectable().items()))
         return 0
-    unknown = [name for name in args.fault or () if name not in known]
-    if unknown or (args.runs is not None and args.runs < 1) or args.choices < 1:
-        wrong = (
-            f"no fault {unknown[0]!r}; see --list" if unknown else "--runs and --choices must be at least 1"
-        )
-        print(f"impl.inject: {wrong}", file=sys.stderr)
-        return 2
     try:
-        refine.place(args)
-        args.runs = args.runs or RUNS[args.device]
+        chosen = checked(args)
     except ConfigError as error:
         print(f"impl.inject: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    found = []
+    out = set_aside(args.json)
+    found, stopped = [], False
     print(f"{'fault':<36}{'caught by':<30}{'bytes alone':<20}in")
-    for row in rows(args, {name: known[name] for name in args.fault or known}):
-        found.append(row)
-        caught = row["caught by"] or "NOT FOUND"
-        print(f"{row['fault']:<36}{caught:<30}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
-        if row["repaired"] != "holds":
-            print(f"    without the fault it breaks too: {row['repaired']}", flush=True)
+    try:
+        for row in rows(args, chosen):
+            found.append(row)
+            caught = row["caught by"] or "NOT FOUND"
+            print(f"{row['fault']:<36}{caught:<30}{row['bytes alone'] or '-':<20}{row['in']}", flush=True)
+            if row["repaired"] != "holds":
+                print(f"    without the fault it breaks too: {row['repaired']}", flush=True)
+    except KeyboardInterrupt:
+        stopped = True
+        print(f"stopped after {len(found)} of {len(chosen)} faults: what was found so far is kept")
     both = [row["fault"] for row in found if row["repaired"] != "holds"]
     missed = [row["fault"] for row in found if not row["caught by"]]
     print(
@@ -340,36 +360,30 @@ def main(argv: list[str] | None = None) -> int:
         f"{args.runs} runs x {args.choices} choices at most; without it the same choices hold for "
         f"{len(found) - len(missed) - len(both)}"
     )
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(
-                {"seed": args.seed, "runs": args.runs, "choices": args.choices, "faults": found},
-                file,
-                indent=1,
-            )
-            file.write("\n")
-    if args.markdown:
+    report = {
+        "seed": args.seed, "runs": args.runs, "choices": args.choices, "faults": found, "stopped": stopped
+    }  # fmt: skip
+    write_json(args.json, report, out)
+    if args.markdown and not stopped:
         given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
-        table = [
-            (f"`{row['fault']}`", row["caught by"] or "not found", row["bytes alone"] or "-", row["in"])
-            for row in found
-        ]
-        words = (
-            f"`python -m impl.inject{given}`\n\n"
-            f"On {refine.machine()}, commit {args.commit or commit() or 'unknown'}: "
-            f"{len(found) - len(missed)} of {len(found)} faults caught; at most {args.runs} runs of "
-            f"{args.choices} choices each.\n\n"
-        )
-        try:
-            handbook.record(
-                args.markdown,
-                "inject" if args.order == "turns" else f"inject-{args.order}",
-                words + handbook.table(("fault", "caught by", "bytes alone", "in"), table),
-            )
-        except (OSError, ValueError) as error:
-            print(f"impl.inject: {error}", file=sys.stderr)
-            return 2
-    return 1 if both else 3 if missed else 0
+        handbook.record(args.markdown, part(args), markdown(args, found, f"python -m impl.inject{given}"))
+    return 1 if both else 3 if missed or stopped else 0
+
+
+def markdown(args: argparse.Namespace, found: list[dict[str, Any]], heading: str) -> str:
+    """The part of the documentation that this command records."""
+    table = [
+        (f"`{row['fault']}`", row["caught by"] or "not found", row["bytes alone"] or "-", row["in"])
+        for row in found
+    ]
+    caught = sum(bool(row["caught by"]) for row in found)
+    return (
+        f"`{heading}`\n\n"
+        f"On {refine.machine()}, commit {args.commit or commit() or 'unknown'}: "
+        f"{caught} of {len(found)} faults caught; at most {args.runs} runs of "
+        f"{args.choices} choices each.\n\n"
+        + handbook.table(("fault", "caught by", "bytes alone", "in"), table)
+    )
 
 
 if __name__ == "__main__":

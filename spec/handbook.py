@@ -9,7 +9,6 @@ Exit codes: 0 written, or fresh; 1 stale; 2 bad usage, or a document with a part
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
 import io
@@ -34,6 +33,7 @@ from spec.faults.hunt import hunt, stored
 from spec.mechanisms import fence
 from spec.narrate import who
 from spec.ops import Op
+from spec.outputs import write_whole
 from spec.reduce import replay
 from spec.reference import offload, tables
 from spec.reference.decisions import Decisions
@@ -42,6 +42,7 @@ from spec.reference.worker import Worker
 from spec.rule import Rule
 from spec.rules import BY_NAME, RULES
 from spec.trace import commit
+from spec.usage import OneLineParser, command
 from spec.walk import COMPOSED, WITNESSES, Report
 
 ROOT = Path(__file__).parents[1]
@@ -441,7 +442,7 @@ def record(path: str, part: str, words: str) -> None:
     if not parts:
         raise ValueError(f"{path}: has no '<!-- part: {part} -->' ... '<!-- end part -->'")
     begin, end = parts[0].span(3)
-    file.write_text(text[:begin] + words + text[end:], encoding="utf-8")
+    write_whole(file, text[:begin] + words + text[end:])
 
 
 def write_walk(path: str, report: Report, heading: str, verdict: str) -> None:
@@ -502,9 +503,10 @@ def renewed(text: str) -> str:
     return PART.sub(make, text)
 
 
+@command("spec.handbook")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m spec.handbook", description="Write the generated parts of the documentation."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a part is stale")
@@ -529,7 +531,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         state = "fresh" if new == text else "stale" if options.check else "written"
         print(f"{path.relative_to(ROOT)}: {state}")
         if not options.check and new != text:
-            path.write_text(new, encoding="utf-8")
+            write_whole(path, new)
     return 1 if options.check and stale else 0
 
 

@@ -275,7 +275,7 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--fault", "nonsense"], "no fault 'nonsense'; see --list"),
+        (["--fault", "nonsense"], "no fault named 'nonsense'; --list shows all"),
         (["--requests", "0"], "--requests must be at least 1, got 0"),
         (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
         (["--kernels", "c"], "--kernels must be torch or triton, got 'c'"),

@@ -7,14 +7,15 @@ or no device.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from spec.outputs import check_target, set_aside, write_json
+from spec.usage import JSON_HELP, OneLineParser, command
 
 USAGE, WRONG = 2, 1
 
@@ -271,16 +272,18 @@ def host_rows(upstream: Any, say: Callable[[str], None]) -> Iterator[Row]:
             )
 
 
+@command("impl.bench")
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m impl.bench", description=__doc__.splitlines()[0])
+    parser = OneLineParser(prog="python -m impl.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda"], default="cuda")
     parser.add_argument("--vllm", metavar="DIR", type=Path, help="directory with upstream's two kernel files")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures here")
+    parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     parser.add_argument("--warps", type=int, choices=[4, 8, 16, 32], help="width of the copy kernel")
     parser.add_argument("--only", choices=["states", "host"], help="only this half")
     parser.add_argument("--commit", help="commit to print, where git is not available")
     given = parser.parse_args(arguments)
+    check_target("--json", given.json)
     problem = _no_device()
     if problem:
         print(f"impl.bench: {problem}", file=sys.stderr)
@@ -297,6 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
         except (upstream_files.UpstreamError, OSError) as problem_with_files:
             print(f"impl.bench: {problem_with_files}", file=sys.stderr)
             return USAGE
+    out = set_aside(given.json)
     roof = roof_gb_s()
 
     def say(text: str) -> None:
@@ -329,9 +333,8 @@ def main(arguments: list[str] | None = None) -> int:
         abs(row.here - row.again) / abs(row.here) for row in rows if row.unit != "slowed by" and row.here
     ]
     print(f"\nLargest difference between a figure and its repetition: {max(repeats):.1%}.")
-    if given.json:
-        figures = {"machine": machine, "commit": commit, "roof_gb_s": roof, "rows": [asdict(r) for r in rows]}
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    figures = {"machine": machine, "commit": commit, "roof_gb_s": roof, "rows": [asdict(r) for r in rows]}
+    write_json(given.json, figures, out)
     return 0
 
 

@@ -19,7 +19,6 @@ real memory instead of ghosts and without a single rule: what is blocked, late a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -28,7 +27,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 try:
@@ -45,9 +43,9 @@ from impl.soak.runs import MAIN_LOAD, Task, load_named, load_names, outcomes
 from impl.soak.service import Outcome, Stop
 from impl.soak.table import LOOKED_FOR, UNSEEN, Row, line, markdown, rows_of, verdict_of
 from spec import handbook
-from spec.config import ConfigError
-from spec.outputs import OutputError, check_target, write_whole
+from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.trace import commit
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 
 REQUESTS = 300  # of a run
 JOBS = 15  # on a CUDA device, at most
@@ -80,9 +78,9 @@ def planned(args: argparse.Namespace, faults: Sequence[str]) -> list[Task]:
     return tasks
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The command's options."""
-    given = argparse.ArgumentParser(prog="python -m impl.soak", description=(__doc__ or "").splitlines()[0])
+    given = OneLineParser(prog="python -m impl.soak", description=(__doc__ or "").splitlines()[0])
     which = given.add_mutually_exclusive_group()
     which.add_argument("--fault", metavar="NAME", action="append", help="this one; may be given again")
     which.add_argument("--all", action="store_true", help="all faults; default: the reference alone")
@@ -97,11 +95,11 @@ def parser() -> argparse.ArgumentParser:
         "--runs", type=int, default=1, metavar="R",
         help="of a fault (default 1; some have 4 for each); a load's reference has 4 or 10 for each",
     )  # fmt: skip
-    given.add_argument("--seed", type=int, default=0, metavar="S")
+    given.add_argument("--seed", type=natural, default=0, metavar="S")
     given.add_argument(
         "--jobs", type=int, metavar="J", help=f"processes (default: 1 on a CPU, {JOBS} at most on CUDA)"
     )
-    given.add_argument("--json", metavar="FILE")
+    given.add_argument("--json", metavar="FILE", help=JSON_HELP)
     given.add_argument(
         "--markdown", metavar="FILE", help="write the table into the document's part 'soak', or 'soak-cuda'"
     )
@@ -114,7 +112,7 @@ def checked(args: argparse.Namespace) -> list[str]:
     known = injectable()
     unknown = [name for name in args.fault or () if name not in known]
     if unknown:
-        raise ValueError(f"no fault {unknown[0]!r}; see --list")
+        raise ValueError(f"no fault named {unknown[0]!r}; --list shows all")
     for name in ("requests", "runs", "jobs"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -129,10 +127,7 @@ def checked(args: argparse.Namespace) -> list[str]:
     if args.load:
         load_named(args.load)
     check_target("--json", args.json)
-    if args.markdown:
-        text = Path(args.markdown).read_text(encoding="utf-8")
-        if part(args) not in (found[2] for found in handbook.PART.finditer(text)):
-            raise ValueError(f"{args.markdown}: has no part {part(args)!r}")
+    check_part("--markdown", args.markdown, part(args))
     kernels_named(args.kernels)
     return list(known) if args.all else list(dict.fromkeys(args.fault or ()))
 
@@ -150,6 +145,7 @@ def machine(device: str) -> str:
     )
 
 
+@command("impl.soak")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     args = parser().parse_args(argv)
@@ -164,10 +160,11 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         print(f"impl.soak: {missing.name} is not installed: pip install -e '.[kernels]'", file=sys.stderr)
         return 2
-    except (ConfigError, OutputError, OSError, ValueError) as error:
+    except ValueError as error:
         print(f"impl.soak: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
+    out = set_aside(args.json)
     jobs = args.jobs or (min(JOBS, os.cpu_count() or 1) if args.device == "cuda" else 1)
     where = machine(args.device)
     budget = f"{len(tasks)} runs of {args.requests} requests, {jobs} at a time"
@@ -181,17 +178,12 @@ def main(argv: list[str] | None = None) -> int:
     served = sum(row.whole.served for row in rows)
     print(f"\n{served:,} requests served in {seconds:.0f} s: {served / max(seconds, 1e-9):.0f} a second")
     print(f"verdict: {verdict} (sampled)")
-    try:
-        if args.json:
-            write_whole(args.json, json.dumps(as_json(args, rows, verdict, seconds), indent=1) + "\n")
-        if args.markdown:
-            given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
-            at = f"{where}, commit {args.commit or commit() or 'unknown'}"
-            words = markdown(rows, f"python -m impl.soak{given}", at, seconds, verdict)
-            handbook.record(args.markdown, part(args), words)
-    except (OSError, ValueError) as error:
-        print(f"impl.soak: {error}", file=sys.stderr)
-        return 2
+    write_json(args.json, as_json(args, rows, verdict, seconds), out)
+    if args.markdown:
+        given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
+        at = f"{where}, commit {args.commit or commit() or 'unknown'}"
+        words = markdown(rows, f"python -m impl.soak{given}", at, seconds, verdict)
+        handbook.record(args.markdown, part(args), words)
     return code
 
 

@@ -10,28 +10,27 @@ solver is asked.
 A mutant that no theorem refutes *survives*.  A survivor is equal to the formula on its domain (`EQUIVALENT`
 says why), or a theorem is missing.  A core that no claim runs is *unused*.
 
-exit codes: 0 no survivor but equivalent ones and nothing unused; 1 otherwise; 2 bad usage
+exit codes: 0 no survivor but equivalent ones and nothing unused; 1 otherwise; 2 bad usage; 3 stopped
 """
 
-import argparse
 import ast
 import inspect
-import json
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from spec.arith.checked import DOMAINS
+from spec.outputs import check_target, set_aside, write_json
 from spec.prove.engine import Settings, obligation, prove_claim, smallest_counterexample
 from spec.prove.solvers import solver
 from spec.prove.theorem import Claim, Theorem
 from spec.prove.theorems import theorems_of
+from spec.usage import JSON_HELP, OneLineParser, command
 
 SEARCH_BUDGETS = (2_000, 40_000)
 """Assignments tried in each claim: first a few in all claims, then more."""
@@ -294,18 +293,21 @@ def fate_of(mutant: Mutant, claims: list[tuple[int, Claim]], settings: Settings 
     return Fate(mutant, None, None, None, time.perf_counter() - began)
 
 
+@command("spec.prove.mutants")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     summary = "Mutate each shared formula and report which mutants no theorem refutes."
-    parser = argparse.ArgumentParser(prog="python -m spec.prove.mutants", description=summary)
+    parser = OneLineParser(prog="python -m spec.prove.mutants", description=summary)
     parser.add_argument("function", nargs="*", help="cores to mutate (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every mutant's fate for machines")
+    parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(arguments)
     known = cores()
     unknown = [name for name in options.function if name not in known]
     if unknown:
         print(f"no core named {unknown[0]}; one of: {', '.join(sorted(known))}", file=sys.stderr)
         return 2
+    check_target("--json", options.json)
+    out = set_aside(options.json)
     chosen = options.function or list(known)
     by_function = claims_by_function(theorems_of("arith"))
     unused = [name for name in chosen if not by_function[name]]
@@ -332,20 +334,18 @@ def main(arguments: list[str] | None = None) -> int:
         f"{survivors - sum(f.survived for f in wrong)}, surviving {sum(f.survived for f in wrong)}, "
         f"unused {len(unused)}"
     )
-    if options.json is not None:
-        rows = [
-            {
-                "mutant": f.mutant.name,
-                "source": f.mutant.source,
-                "theorem": f.theorem,
-                "claim": f.claim,
-                "counterexample": f.counterexample,
-                "equivalent": EQUIVALENT.get(f.mutant.name),
-            }
-            for f in fates
-        ]
-        text = json.dumps({"schema": 1, "mutants": rows, "unused": unused}, indent=1)
-        options.json.write_text(text + "\n")
+    rows = [
+        {
+            "mutant": f.mutant.name,
+            "source": f.mutant.source,
+            "theorem": f.theorem,
+            "claim": f.claim,
+            "counterexample": f.counterexample,
+            "equivalent": EQUIVALENT.get(f.mutant.name),
+        }
+        for f in fates
+    ]
+    write_json(options.json, {"schema": 1, "mutants": rows, "unused": unused}, out)
     return 1 if wrong or unused else 0
 
 
