@@ -24,13 +24,12 @@ walk must be reached, else the verdict is undetermined.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from random import Random
 from typing import Any
 
@@ -43,17 +42,19 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from impl.decisions import Decisions
-from impl.device import Device, Feed, kernels_named
+from impl.device import Device, Feed, Kernels, kernels_named
 from impl.engine import Engine
 from impl.lanes import Stuck
 from impl.world import BYTES, CONTRACT, FORWARD_OVERLAPS_TRANSFER, Build, RealWorld
 from spec import config as configs
-from spec import handbook, reduce, trace
+from spec import handbook, reduce, script, trace
 from spec.chains import Chains
 from spec.config import Config, ConfigError
+from spec.faults import own
 from spec.lockstep import Lockstep
-from spec.outputs import OutputError, check_target, write_whole
+from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.trace import commit
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, counts_table, draw_options
 from spec.world import Breach, Choice
 
@@ -66,22 +67,37 @@ MakeWorld = Callable[..., RealWorld]
 """Makes a world from a configuration and an implementation, with :class:`RealWorld`'s options."""
 
 
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A :data:`Build` that counts how often each decision is asked that was put in the place of another."""
+
+    decide: Decisions
+    kernels: Kernels
+    poison: bool
+    device_type: Callable[..., Device]
+    changes: dict[str, Any]
+    asked: Counter[str]
+
+    def __call__(self, config: Config, chains: Chains, feed: Feed) -> Engine:
+        return Engine(
+            config, chains, feed, decide=self.decide, kernels=self.kernels, poison=self.poison,
+            device_type=self.device_type,
+        )  # fmt: skip
+
+
 def implementation(
     decide: Decisions | None = None,
     *,
     kernels: str = "torch",
     poison: bool = False,
     device_type: Callable[..., Device] = Device,
-) -> Build:
+) -> Implementation:
     """The implementation with these decisions, on these kernels."""
-    chosen = kernels_named(kernels)
-
-    def build(config: Config, chains: Chains, feed: Feed) -> Engine:
-        return Engine(
-            config, chains, feed, decide=decide, kernels=chosen, poison=poison, device_type=device_type
-        )
-
-    return build
+    right, mine, asked = Decisions(), decide or Decisions(), Counter[str]()
+    names = [one.name for one in fields(right) if getattr(mine, one.name) is not getattr(right, one.name)]
+    changes = {name: getattr(mine, name) for name in names}
+    counting = replace(mine, **own.counted(changes, asked))
+    return Implementation(counting, kernels_named(kernels), poison, device_type, changes, asked)
 
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -175,9 +191,15 @@ class Report:
     classes: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
     replayed: int = 0  # free runs whose recorded order held when it was replayed gated
+    never_asked: list[str] = field(default_factory=list)  # decisions of one's own that no run needed
     failed: Run | None = None
     last: Run | None = None
     stopped: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Refuted, undetermined (stopped, or a decision of one's own was never asked), or holds."""
+        return "refuted" if self.failed else "undetermined" if self.stopped or self.never_asked else "holds"
 
     def add(self, run: Run) -> None:
         """Count one run."""
@@ -212,8 +234,10 @@ def refine(
 ) -> Report:
     """Run each configuration ``runs`` times; stop at the first failure, or when interrupted.
 
-    ``again``: each run is replayed in worlds of this kind, too."""
+    ``again``: each run is replayed in worlds of this kind, too.  A decision that was put in and that no run
+    asked for has not been tried: it is listed in ``never_asked``."""
     report = Report()
+    before = build.asked.copy() if isinstance(build, Implementation) else Counter[str]()
     began, began_cpu = time.perf_counter(), time.process_time()
     try:
         for number in range(runs):
@@ -230,6 +254,8 @@ def refine(
                     return report
     except KeyboardInterrupt:
         report.stopped = True
+    if isinstance(build, Implementation):
+        report.never_asked = own.never_asked(build.changes, build.asked - before, todo)
     return report
 
 
@@ -287,7 +313,7 @@ def show_failure(run: Run, build: Build, make: MakeWorld = RealWorld) -> Iterato
         world.choose(choice)
     world.finish()
     yield f"  reduced to {len(short)} choices:"
-    yield from (f"    {' '.join(map(str, choice))}" for choice in short)
+    yield from (f"    {script.line(choice)}" for choice in short)
     again = failure(Run(run.config, run.number, run.options, list(short), world))
     yield f"  there: {again[1] if again else text}"
 
@@ -348,9 +374,9 @@ def markdown(report: Report, args: argparse.Namespace, command: str, verdict: st
     )  # fmt: skip
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The command's options."""
-    one = argparse.ArgumentParser(prog="python -m impl.refine", description=(__doc__ or "").splitlines()[0])
+    one = OneLineParser(prog="python -m impl.refine", description=(__doc__ or "").splitlines()[0])
     one.add_argument(
         "--config", metavar="NAME|FILE", action="append", help="default: the composed configurations"
     )
@@ -362,10 +388,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--poison", action="store_true", help="blocks that hold nothing are filled with rubbish")
     one.add_argument("--runs", type=int, metavar="R", help=f"runs a configuration (default {RUNS})")
     one.add_argument("--choices", type=int, metavar="N", help=f"choices a run (default {CHOICES})")
-    one.add_argument("--seed", type=int, default=0, metavar="S")
+    one.add_argument("--seed", type=natural, default=0, metavar="S")
     one.add_argument("--replay", metavar="FILE", help="make the choices of this trace, and no others")
     one.add_argument("--record", metavar="FILE", help="write the run that broke, else the last, as a trace")
-    one.add_argument("--json", metavar="FILE")
+    one.add_argument("--json", metavar="FILE", help=JSON_HELP)
     one.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'refine'")
     one.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
     return one
@@ -417,6 +443,12 @@ def worlds(
     return where.free if free else where.gated, again, where.devices(device_type)
 
 
+def part(args: argparse.Namespace) -> str:
+    """The document's part that a run records."""
+    return "refine" if args.order == "turns" else f"refine-{args.order}"
+
+
+@command("impl.refine")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     args = parser().parse_args(argv)
@@ -426,17 +458,19 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         todo = configurations(args)
-        check_target("--record", args.record)
-        check_target("--json", args.json)
         known = trace.read(args.replay) if args.replay else None
         make, again, device_type = worlds(args)
         build = implementation(kernels=args.kernels, poison=args.poison, device_type=device_type)
     except ModuleNotFoundError as absent:
         print(f"impl.refine: {absent.name} is not installed: pip install -e '.[kernels]'", file=sys.stderr)
         return 2
-    except (ConfigError, OutputError, trace.TraceError) as error:
+    except (ConfigError, trace.TraceError) as error:
         print(f"impl.refine: {error}", file=sys.stderr)
         return 2
+    check_target("--json", args.json)
+    check_target("--record", args.record)
+    check_part("--markdown", args.markdown, part(args))
+    out = set_aside(args.json)
     torch.set_num_threads(1)
     chosen = args.config or args.all or args.runs or args.choices or known
     runs, choices = args.runs or RUNS, args.choices or CHOICES
@@ -490,19 +524,13 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
     given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
     kept = report.failed or report.last
-    try:
-        if args.json:
-            write_whole(args.json, json.dumps(as_json(report, args, verdict), indent=1) + "\n")
-        if args.record and kept:
-            trace.write_run(args.record, kept.config, "reference", kept.choices, note=f"impl.refine{given}")
-            print(f"run {kept.number} of {kept.config.name} written to {args.record}")
-        if args.markdown:
-            part = "refine" if args.order == "turns" else f"refine-{args.order}"
-            words = markdown(report, args, f"python -m impl.refine{given}", verdict)
-            handbook.record(args.markdown, part, words)
-    except (OSError, ValueError) as error:
-        print(f"impl.refine: {error}", file=sys.stderr)
-        return 2
+    write_json(args.json, as_json(report, args, verdict), out)
+    if args.record and kept:
+        trace.write_run(args.record, kept.config, "reference", kept.choices, note=f"impl.refine{given}")
+        print(f"run {kept.number} of {kept.config.name} written to {args.record}")
+    if args.markdown:
+        words = markdown(report, args, f"python -m impl.refine{given}", verdict)
+        handbook.record(args.markdown, part(args), words)
     return code
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
+import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spec import config as configs
-from spec.faults import CATALOGUE, Fault
+from spec.faults import CATALOGUE, Fault, own
 from spec.faults.__main__ import main
 from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENESS
 from spec.faults.hunt import (
@@ -187,6 +190,162 @@ def test_own_harmless_change_holds(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds (sampled" in capsys.readouterr().out
 
 
+REPLACED = """
+from spec.faults import Fault
+from spec.policy import PolicyError
+
+def refuses(waiting):
+    raise PolicyError("no fence")
+
+FAULT = Fault(
+    name="mine", mechanism="fence", kind="decision", did="it", repair="that", source=("me",),
+    change=CHANGE, bites=BITES,
+)
+"""
+
+
+def hunt_own(tmp_path: Path, change: str, bites: str, *options: str) -> int:
+    """Hunt a file that replaces these decisions in these configurations."""
+    file = tmp_path / "mine.py"
+    file.write_text(REPLACED.replace("CHANGE", change).replace("BITES", bites), encoding="utf-8")
+    return main(["hunt", "--file", str(file), "--runs", "30", "--choices", "100", *options])
+
+
+@pytest.mark.parametrize(
+    ("change", "bites", "code", "said"),
+    [
+        ("{'fence_done': lambda waiting: 1 / 0}", "('plain',)", 3, "undetermined (never asked: fence_done;"),
+        (
+            "{'fence_done': lambda waiting: waiting == 0}",
+            "('plain', 'fences')",
+            0,
+            "in plain (30 runs of 100 ",
+        ),
+        ("{'fence_done': lambda waiting: True}", "('plain', 'fences')", 1, "verdict: refuted"),
+        ("{'v1_order': FAULTY}", "('plain',)", 3, "undetermined (never asked: v1_order;"),
+        ("{'fence_done': refuses}", "('fences',)", 1, "breaks policy_raises_no_error"),
+    ],
+)
+def test_a_decision_that_was_never_asked_is_undetermined(
+    change: str, bites: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = change.replace("FAULTY", repr(tuple(reversed(Decisions().v1_order))))
+    assert hunt_own(tmp_path, change, bites) == code
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("{'fence_done': lambda waiting: 1 / 0}", "mine.py:10: ZeroDivisionError: division by zero"),
+        ("{'free_basis': lambda request: request.procesed}", "mine.py:10: AttributeError: "),
+        ("{'fence_done': lambda waiting: None}", "mine.py:10: fence_done must answer bool, got None"),
+        ("{'post_row': lambda index, slot: slot}", "mine.py:10: post_row must answer Deref or Imm, got 0"),
+        (
+            "{'gather_buffer': lambda step, seen=[]: 'gathered' if seen or seen.append(1) else 'nowhere'}",
+            "remember",
+        ),
+    ],
+)
+def test_an_error_of_the_file_is_no_verdict(
+    change: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hunt_own(tmp_path, change, "('fences', 'hybrid-pp1')") == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_an_error_elsewhere_is_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hunt_own(tmp_path, "{'gather_buffer': lambda step: 'nowhere'}", "('plain',)") == 1
+    assert "policy_raises_no_error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'kind="decision"',
+            'kind="nonsense"',
+            "FAULT.kind must be one of decision, liveness; got 'nonsense'",
+        ),
+        ('mechanism="fence"', 'mechanism="magic"', "FAULT.mechanism must be one of "),
+        ("CHANGE", "{}", "FAULT.change replaces no decision"),
+        ("CHANGE", "[]", "FAULT.change must be a dictionary of decisions, got []"),
+        ("CHANGE", "{'fence_done': 3}", "FAULT.change['fence_done'] must be a function, got 3"),
+        (
+            "CHANGE",
+            "{'fence_done': lambda: True}",
+            "FAULT.change['fence_done'] must take 1 argument(s): waiting",
+        ),
+        ("CHANGE", "{}, base={'fence_done': True}", "FAULT.base['fence_done'] must be a function, got True"),
+        ("CHANGE", "{'v2_order': ('post',)}", "FAULT.change['v2_order'] must be a tuple of the same parts"),
+        ("CHANGE", "{}, tamper=lambda: None", "FAULT.tamper must be a function of one argument"),
+        ("BITES", "'fences'", "FAULT.bites must be a tuple of text, as (\"one\",), got 'fences'"),
+        ("BITES", "('nowhere',)", "FAULT.bites: no configuration named 'nowhere'"),
+        ('did="it"', "did=None", "FAULT.did must be text, got None"),
+        ("FAULT", "raise SystemExit(0)\nFAULT", "mine.py:8: SystemExit: 0"),
+        ("FAULT", "1 +\nFAULT", "mine.py:8: SyntaxError: invalid syntax"),
+        ("FAULT", "int('x\\ny')\nFAULT", "mine.py:8: ValueError: "),
+    ],
+)
+def test_a_wrong_entry_is_told_before_anything_runs(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    text = REPLACED.replace(old, new, 1)
+    assert text != REPLACED
+    text = text.replace("CHANGE", "{'fence_done': lambda waiting: True}").replace("BITES", "('fences',)")
+    file.write_text(text, encoding="utf-8")
+    assert main(["hunt", "--file", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+@pytest.mark.parametrize(("name", "said"), [("bad.toml", "must end in .py"), (".", "is a folder")])
+def test_what_is_no_python_file(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.toml").write_text("x = 1\n", encoding="utf-8")
+    assert main(["hunt", "--file", str(tmp_path / name)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_entry_of_the_catalogue_would_pass_as_a_file() -> None:
+    assert not [found for fault in TRACED for found in own.problems(fault)]
+
+
+def test_a_hunt_of_a_file_is_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    for decision, code in (("lambda waiting: True", 1), ("lambda waiting: waiting == 0", 0)):
+        assert hunt_own(tmp_path, f"{{'fence_done': {decision}}}", "('fences',)", "--json", str(file)) == code
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found["verdict"] == ("refuted" if code else "holds")
+        assert (
+            found["command"].startswith("python -m spec.faults hunt --file ")
+            and "--runs 30" in found["command"]
+        )
+        assert bool(found["hunt"]["choices"]) == bool(found["without_the_fault"]) == bool(code)
+
+
+@pytest.mark.parametrize("more", [["no-fence"], ["--all"], ["--store"], ["--jobs", "2"], ["--seeds", "3"]])
+def test_a_hunt_of_a_file_takes_nothing_else(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hunt", "--file", "mine.py", *more]) == 2
+    assert f"leave out {more[0]}" in capsys.readouterr().err
+
+
+def test_a_stopped_hunt_of_a_file_is_undetermined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spec.faults import __main__ as command
+
+    def stop(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "find", stop)
+    assert hunt_own(tmp_path, "{'fence_done': lambda waiting: True}", "('fences',)") == 3
+    assert "stopped before the budget was spent" in capsys.readouterr().out
+
+
 def test_a_file_may_tamper_with_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -255,6 +414,24 @@ def test_not_found_within_the_budget_is_undetermined(
     assert json.loads(record.read_text(encoding="utf-8"))["hunts"]["fence-dropped-early"]["missed"]
 
 
+def test_a_record_names_the_command_that_was_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "a record.json"
+    assert main(["hunt", "hash-unit-clashes", "--runs", "9", "--json", str(record)]) == 0
+    command = json.loads(record.read_text(encoding="utf-8"))["command"]
+    assert command == f"python -m spec.faults hunt hash-unit-clashes --runs 9 --json '{record}'"
+    out = capsys.readouterr().out
+    assert re.search(r"^refuted +hash-unit-clashes", out, re.MULTILINE) and "unexpected: none" in out
+
+
+def test_without_hypothesis_that_search_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    assert main(["hunt", "row-by-batch-index", "--runs", "100", "--choices", "100", "--states", "50"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("refuted ") and "Hypothesis is not installed (pip install" in out
+
+
 def test_a_shorter_stored_run_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from spec.faults import __main__ as command
 
@@ -288,3 +465,66 @@ def test_the_record_of_the_hunt_is_of_this_catalogue() -> None:
     hunts = json.loads(RECORD.read_text(encoding="utf-8"))["hunts"]
     assert set(hunts) == set(CATALOGUE)
     assert not [name for name, one in hunts.items() if one["missed"] or one["wrong"]]
+
+
+# -- what else names the catalogue -------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_file_of_the_packages_is_in_an_installed_one() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    for package, patterns in data["package-data"].items():
+        shipped = {path for pattern in patterns for path in (ROOT / package).glob(pattern)}
+        here = {
+            path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert not {path for path in here - shipped if path.suffix != ".py"}
+
+
+def test_the_decisions_that_the_readme_suggests_bite_where_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- section: write a fault -->")[1]
+    pairs = re.findall(r"`(\w+)`\s+in\s+`([\w-]+)`", text.split("<!-- end section")[0])
+    wrong = {
+        "release_list": "lambda table, mirror: mirror",
+        "fence_done": "lambda waiting: True",
+        "post_row": "lambda index, slot: __import__('spec.ops').ops.Deref('source', index)",
+    }
+    assert {decision for decision, _ in pairs} == set(wrong)
+    for decision, config in pairs:
+        assert hunt_own(tmp_path, f"{{'{decision}': {wrong[decision]}}}", f"('{config}',)") == 1
+
+
+def test_what_the_readme_shows_of_a_fault_is_what_show_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = text.split("<!-- part: refuted -->")[1].split("<!-- end part -->")[0].split("```")[1]
+    shown, *lines = part.strip().splitlines()
+    assert main(shown.split()[4:]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) > 20 and [line for line in lines if line != "..." and line not in printed] == []
+
+
+@pytest.mark.parametrize(("page", "part"), [("refine", "inject"), ("soak", "soak")])
+def test_the_tables_of_the_cpu_name_every_fault_that_can_be_put_in(page: str, part: str) -> None:
+    pytest.importorskip("torch")
+    from impl.inject import injectable
+
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    table = text.split(f"<!-- part: {part} -->")[1].split("<!-- end part -->")[0]
+    missing = [name for name in injectable() if f"| `{name}` |" not in table]
+    assert not missing, f"record docs/{page}.md anew: it lacks {', '.join(missing)}"
+
+
+def test_a_decision_that_no_run_asks_for_does_not_refine() -> None:
+    pytest.importorskip("torch")
+    from impl import refine
+    from impl.decisions import Decisions as Implemented
+
+    mine = refine.implementation(replace(Implemented(), fence_done=lambda waiting: waiting == 0))
+    for config, verdict in (("plain", "undetermined"), ("fences", "holds"), ("plain", "undetermined")):
+        report = refine.refine([configs.named(config)], mine, runs=3, choices=100, seed=0)
+        assert (report.verdict, bool(report.never_asked)) == (verdict, verdict == "undetermined")
+    plain = refine.refine([configs.named("plain")], refine.implementation(), runs=1, choices=20, seed=0)
+    assert plain.verdict == "holds" and plain.never_asked == []

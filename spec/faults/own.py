@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -104,9 +104,9 @@ def problems(fault: Fault) -> Iterator[str]:
         yield f"tamper must be a function of one argument, a policy factory, got {fault.tamper!r}"
 
 
-def unknown(field: str, value: str, known: Iterator[str] | tuple[str, ...] | list[str]) -> Iterator[str]:
+def unknown(field: str, value: str, known: Sequence[str]) -> Iterator[str]:
     """A value that is none of those known."""
-    if value not in (known := list(known)):
+    if value not in known:
         yield f"{field} must be one of {', '.join(known)}; got {value!r}"
 
 
@@ -157,7 +157,7 @@ def counted(changes: Mapping[str, Any], asked: Counter[str]) -> dict[str, Any]:
     return {name: counting(name, one) if callable(one) else one for name, one in changes.items()}
 
 
-def never_asked(changes: Mapping[str, Any], asked: Counter[str], todo: list[Config]) -> list[str]:
+def never_asked(changes: Mapping[str, Any], asked: Counter[str], todo: Sequence[Config]) -> list[str]:
     """Replacements that no run in these configurations asked for: they were not tried.
 
     An order is used by every step of its runner."""
