@@ -44,7 +44,11 @@ def check_folder(option: str, path: str | Path | None) -> None:
     """Refuse a folder that is missing or cannot be written.  Raises :class:`OutputError`."""
     if path is None:
         return
-    if not Path(path).is_dir():
+    try:
+        there = Path(path).is_dir()
+    except OSError as error:
+        raise OutputError(f"{option} {path}: cannot be read ({error.strerror}); name another") from None
+    if not there:
         raise OutputError(f"{option} {path}: is no folder; make it first")
     check_target(option, Path(path) / "file")
 

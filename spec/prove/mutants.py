@@ -27,7 +27,7 @@ from typing import Any
 from spec.arith.checked import DOMAINS
 from spec.outputs import check_target, set_aside, write_json
 from spec.prove.engine import Settings, obligation, prove_claim, smallest_counterexample
-from spec.prove.solvers import solver
+from spec.prove.solvers import MissingSolver, solver
 from spec.prove.theorem import Claim, Theorem
 from spec.prove.theorems import theorems_of
 from spec.usage import JSON_HELP, OneLineParser, command
@@ -307,11 +307,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no core named {unknown[0]}; one of: {', '.join(sorted(known))}", file=sys.stderr)
         return 2
     check_target("--json", options.json)
+    try:
+        settings = Settings(solver("z3"), SOLVER_SECONDS)
+    except MissingSolver as missing:
+        print(missing, file=sys.stderr)
+        return 2
     out = set_aside(options.json)
     chosen = options.function or list(known)
     by_function = claims_by_function(theorems_of("arith"))
     unused = [name for name in chosen if not by_function[name]]
-    settings = Settings(solver("z3"), SOLVER_SECONDS)
     fates: list[Fate] = []
     for name in chosen:
         for mutant in mutants_of(known[name]):
