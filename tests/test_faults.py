@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -33,6 +36,7 @@ from spec.faults.hunt import (
 from spec.reference import Decisions
 from spec.rules import BY_NAME
 
+ROOT = Path(__file__).parents[1]
 TRACED = [fault for fault in CATALOGUE.values() if fault.kind in (DECISION, LIVENESS)]
 SEED_DECISIONS = (
     "precopy-row-by-batch-index", "row-by-batch-index", "table-bound-at-capture", "rotating-table-pool",
@@ -414,6 +418,17 @@ def test_not_found_within_the_budget_is_undetermined(
     assert json.loads(record.read_text(encoding="utf-8"))["hunts"]["fence-dropped-early"]["missed"]
 
 
+def test_a_hunt_of_all_that_is_stopped_says_so_and_nothing_else() -> None:
+    command = [sys.executable, "-m", "spec.faults", "hunt", "--all", "--runs", "100", "--states", "20"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as hunting:
+        assert hunting.stdout is not None and hunting.stdout.readline()  # one has been hunted
+        os.killpg(hunting.pid, signal.SIGINT)
+        out, err = hunting.communicate(timeout=60)
+    assert (hunting.returncode, err) == (3, "") and "stopped before all were hunted" in out
+
+
 def test_a_record_names_the_command_that_was_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "a record.json"
     assert main(["hunt", "hash-unit-clashes", "--runs", "9", "--json", str(record)]) == 0
@@ -468,8 +483,6 @@ def test_the_record_of_the_hunt_is_of_this_catalogue() -> None:
 
 
 # -- what else names the catalogue -------------------------------------------------------------------------
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_every_file_of_the_packages_is_in_an_installed_one() -> None:

@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -262,7 +263,7 @@ def hunt_many(names: list[str], args: argparse.Namespace) -> int:
     stopped = False
     try:
         if args.jobs > 1 and len(names) > 1:
-            with multiprocessing.Pool(args.jobs) as pool:
+            with multiprocessing.Pool(args.jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
                 for outcome in pool.imap_unordered(work, names):
                     outcomes.append(outcome)
                     keep(outcome, args)
