@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -518,3 +519,14 @@ def test_the_documentation_has_the_schema_and_the_timeline_as_they_are() -> None
     assert (GOLDEN / "fence-dropped-early.text").read_text() in page
     assert f"version of the schema, an integer: {trace.VERSION} |" in page
     assert scenario.listing() in page, "regenerate: python -m spec.scenario --list"
+
+
+def test_the_documented_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").split("## Scenario files")[1]
+    path = tmp_path / "documented.txt"
+    path.write_text(page.split("```\n")[1])
+    assert scenario.main([str(path)]) == 0 and "1 of 1 as written" in capsys.readouterr().out
+    for setting in ("config NAME", "config <<", "policy NAME", "expect RULE"):
+        assert f"| `{setting}`" in page
+    for question, meaning in scenario.QUESTIONS.items():
+        assert re.search(rf"^\| `{question}[ r12]*` \| {re.escape(meaning)} \|$", page, re.MULTILINE)
