@@ -202,6 +202,22 @@ def test_a_short_walk_writes_its_page(tmp_path: Path) -> None:
     assert walk.main(["--runs", "1", "--choices", "5", "--markdown", str(page)]) == 2
 
 
+def dirty_records(text: str) -> list[str]:
+    """Commits that a record names although files differed from them."""
+    return re.findall(r"\bcommit `?([0-9a-f]{7,}\+)", text)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_what_is_recorded_was_made_by_a_commit(path: Path) -> None:
+    assert dirty_records(path.read_text(encoding="utf-8")) == [], "record it anew on a clean tree"
+
+
+def test_a_dirty_record_would_be_noticed() -> None:
+    part = "On this machine, commit {}: 1 run.\n"
+    assert dirty_records(part.format("1ed129c7e8c6+")) == ["1ed129c7e8c6+"]
+    assert dirty_records(part.format("1ed129c7e8c6")) == []
+
+
 def anchors(path: Path) -> set[str]:
     """Anchors of a document's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
