@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +26,7 @@ from typing import Any
 import pytest
 
 from impl.upstream import __main__ as command
-from impl.upstream import cases, check, env, matrix
+from impl.upstream import cases, check, env, matrix, record, releases, worker_order
 from impl.upstream.cases import BY_NAME, CASES, load
 from impl.upstream.child import Child
 from impl.upstream.drive import Drawn, Limits, walked
@@ -30,6 +37,7 @@ from spec.walk import draw_options
 from spec.world import World
 
 Plain = dict[str, Any]
+ROOT = Path(__file__).parents[1]
 
 
 def started(release: str) -> Child:
@@ -116,11 +124,11 @@ def test_a_lost_decision_is_noticed(latest: Release) -> None:
 
 @pytest.mark.slow
 def test_the_newest_release_gives_the_recorded_verdicts(latest: Release) -> None:
-    recorded = matrix.recorded()["0.33.0"]["cases"]
+    recorded = record.recorded()["0.33.0"]["cases"]
     for case in CASES:
         if not case.default:
             continue
-        result = check.run_case(case, latest, reducing=False, known=matrix.known(case))
+        result = check.run_case(case, latest, reducing=False, known=record.known(case))
         assert result.verdict == recorded[case.name]["verdict"], case.name
         again(case, latest, recorded[case.name])
 
@@ -135,7 +143,7 @@ def again(case: cases.Case, release: Release, row: Plain) -> None:
 
 @pytest.mark.slow
 def test_recorded_refutations_replay_and_their_repairs_survive(latest: Release) -> None:
-    recorded = matrix.recorded()["0.33.0"]["cases"]
+    recorded = record.recorded()["0.33.0"]["cases"]
     for case in CASES:
         again(case, latest, recorded[case.name])
     for name, repairs in REPAIRED_BY.items():
@@ -171,7 +179,7 @@ def test_start_up_that_counts_the_copy_refuses_the_pool(latest: Release) -> None
     case = BY_NAME["pool-one-short"]
     with pytest.raises(ConfigError, match="pool_blocks is 9, but one request .* needs 10"):
         World(case.load(), latest.changed("copies_counted"))
-    run = matrix.recorded()["0.33.0"]["cases"]["pool-one-short"]["refuted"]["everything_drains"]["choices"]
+    run = record.recorded()["0.33.0"]["cases"]["pool-one-short"]["refuted"]["everything_drains"]["choices"]
     assert check.breaks_again(load("pool-one-more"), latest.changed("copies_counted"), run) is None
 
 
@@ -268,10 +276,270 @@ def test_checkout_that_cannot_be_driven_is_one_line(
     assert message in said and said.count("\n") == 1
 
 
+# -- beside the record ---------------------------------------------------------------------------------------
+
+
+def row(verdict: str = "holds", *refuted: str, refused: str = "", stopped: bool = False) -> Plain:
+    """A case's outcome."""
+    broken = {rule: {"choices": ["quiet"], "survives": ["offers_still_held"]} for rule in refuted}
+    return {"verdict": verdict, "refused": refused, "refuted": broken, "stopped": stopped}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "edited", "text", "same", "code"),
+    [
+        (row(), row(), False, "holds, as recorded", True, 0),
+        (row("undetermined"), row("undetermined"), False, "undetermined, as recorded", True, 0),
+        (row("refuted", "a"), row("refuted", "a"), False, "a refuted, as recorded, docs/findings", True, 0),
+        (row(), row("refuted", "a"), True, "a refuted; not recorded", False, 1),
+        (row("refuted", "a"), row(), False, "the recorded run no longer breaks a", False, 1),
+        (row("refuted", "a"), row(), True, "the recorded run no longer breaks a", False, 0),
+        (row(), row("undetermined"), True, "undetermined, recorded is holds", False, 3),
+        (row("undetermined"), row(), False, "holds, recorded is undetermined", False, 0),
+        (row("undetermined", refused="no"), row("undetermined", refused="no"), False,
+         "not given to this release, as recorded", True, 0),
+        (row(), row("undetermined", refused="no"), False, "not given to this release, recorded is", False, 3),
+        (None, row("refuted", "a"), False, "a refuted; no record of this case", False, 1),
+        (None, row(), False, "holds; no record of this case", False, 0),
+        (row("refuted", "a"), row("undetermined", stopped=True), False, "stopped before", False, 3),
+    ],
+)  # fmt: skip
+def test_outcome_beside_the_record(
+    before: Plain | None, now: Plain, edited: bool, text: str, same: bool, code: int
+) -> None:
+    stored: Plain = {"0.33.0": {"cases": {"reused-offer": before} if before else {}}}
+    remarks = record.compared(stored, "0.33.0", "reused-offer", now, edited=edited)
+    assert [remark.text[: len(text)] for remark in remarks] == [text]
+    assert (remarks[0].same, remarks[0].code) == (same, code)
+
+
+def test_a_new_rule_is_seen_beside_a_recorded_one() -> None:
+    """In ``matrix`` too: its comparison is the same."""
+    stored: Plain = {"0.33.0": {"cases": {"reused-offer": row("refuted", "a")}}}
+    now = row("refuted", "a", "b")
+    remarks = record.compared(stored, "0.33.0", "reused-offer", now)
+    assert [(remark.rule, remark.code) for remark in remarks] == [("a", 0), ("b", 1)]
+    made: Plain = {"0.33.0": {"cases": {"reused-offer": now}, "kernels": {}, "mutants": {}}}
+    assert list(matrix.differences(made, stored)) == [("0.33.0 reused-offer: b refuted; not recorded", 1)]
+
+
+def test_a_recorded_refutation_is_explained_where_its_repair_is() -> None:
+    stored = record.recorded()
+    offer = "docs/findings.md#a-boundary-reused-in-the-pass-that-offers-it"
+    assert record.place(stored, "0.33.0", "reused-offer", "ready_chunk_exact") == offer
+    assert record.place(stored, "0.30.0", "hybrid", "state_reads_exact") == "docs/upstream.md"
+    for case, found in stored["0.33.0"]["cases"].items():  # findings.md is about this release
+        for rule in found["refuted"]:
+            assert record.place(stored, "0.33.0", case, rule) != "docs/upstream.md", case
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hybrid-offload", "hybrid-async-offload", "hybrid-sync-pp"])
+def test_recorded_repairs_are_those_with_which_the_run_survives(latest: Release, name: str) -> None:
+    """The default cases': the repair that names the finding removes it, any other does not."""
+    case, stored = BY_NAME[name], record.recorded()
+    for rule, found in stored["0.33.0"]["cases"][name]["refuted"].items():
+        for repair in ("offers_still_held", "flush_before_overwriting", "publish_computed_boundaries"):
+            policy = latest.changed(*case.repairs, repair)
+            broken = check.breaks_again(case.load(), policy, found["choices"])
+            assert (broken is None) == (repair in found["survives"]), (name, rule, repair)
+
+
+@pytest.mark.slow
+def test_untouched_release_is_as_recorded(
+    latest: Release, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded refutations are no failure, and are drawn only if the case is named; without the record, or
+    with one that lacks the rule, they are failures."""
+    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"],))
+    assert command.main(["check", "--runs", "2"]) == 0
+    said = capsys.readouterr().out
+    finding = "docs/findings.md#a-boundary-offered-before-its-step-has-run"
+    assert f"hybrid-sync-pp: ready_chunk_exact refuted, as recorded, {finding}" in said
+    assert "--config hybrid-sync-pp --repair publish_computed_boundaries" in said
+    assert "verdict: refuted, as recorded" in said and "both values" not in said
+    assert command.main(["check", "--runs", "2", "--config", "hybrid-sync-pp"]) == 0
+    assert "both values" in capsys.readouterr().out
+    named = ["check", "--runs", "2", "--config", "stages-sync"]
+    assert command.main([*named, "--repair", "offers_still_held"]) == 1
+    assert "no record of this case" in capsys.readouterr().out
+    stored = record.recorded()
+    stored["0.33.0"]["cases"]["stages-sync"]["refuted"].pop("forward_position_exact")
+    monkeypatch.setattr(record, "recorded", lambda: stored)
+    assert command.main(named) == 1
+    said = capsys.readouterr().out
+    assert "forward_position_exact refuted; not recorded" in said and "1 not as recorded" in said
+
+
+@pytest.mark.slow
+def test_author_sees_only_what_is_new(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded refutation is one line, the author's own is drawn; a repair of the author's is said."""
+    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"], BY_NAME["window-async"]))
+    manager = checkout / "vllm" / "v1" / "core" / "single_type_kv_cache_manager.py"
+    right = "num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens"
+    arguments = ["check", "--vllm", str(checkout), "--runs", "10"]
+    with edited(manager, right, right + " + self.block_size"):
+        assert command.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert "hybrid-sync-pp: ready_chunk_exact refuted, as recorded" in said
+    assert "window-async: window_reads_exact refuted; not recorded" in said
+    assert re.findall("consequence (.*) refuted in", said) == ["window_reads_exact"]
+    monkeypatch.setattr(cases, "CASES", (replace(BY_NAME["double-reset"], default=True),))
+    offload = checkout / releases._OFFLOAD.replace("distributed", "vllm/distributed") / "scheduler.py"
+    right = "assert not self._current_batch_jobs_to_flush"
+    with edited(offload, right, "pass"):
+        code = command.main([*arguments, "--choices", "20"])
+    said = capsys.readouterr().out
+    assert "the recorded run no longer breaks policy_raises_no_error (docs/findings.md#two-resets" in said
+    assert code != 1
+
+
+@pytest.mark.slow
+def test_functions_of_a_refutation_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    started("0.33.0").close()
+    seen = []
+    for number in ("1", "2"):
+        target = tmp_path / f"{number}.json"
+        arguments = ["check", "--config", "hybrid-sync-pp", "--runs", "1", "--json", str(target)]
+        subprocess.run(
+            [sys.executable, "-m", "impl.upstream", *arguments],
+            env={**os.environ, "PYTHONHASHSEED": number},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        found = json.loads(target.read_text())["cases"]["hybrid-sync-pp"]["refuted"]["ready_chunk_exact"]
+        assert any(line.startswith("Begin: ") for line in found["functions"])
+        seen.append(found["functions"])
+    assert seen[0] == seen[1]
+
+
+# -- stopped, and files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_stopped_check_keeps_what_was_found(tmp_path: Path) -> None:
+    """Ctrl-C, sent as a terminal does: to the process group."""
+    started("0.33.0").close()
+    target = tmp_path / "report.json"
+    arguments = ["check", "--config", "stages-sync", "--config", "attention", "--json", str(target)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "impl.upstream", *arguments, "--runs", "300"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("  stages-sync: refuted"):
+                break
+        time.sleep(2)  # 300 runs of the next case take longer
+        os.killpg(process.pid, signal.SIGINT)
+        said, complaint = process.communicate(timeout=60)
+    assert process.returncode == 3, complaint
+    assert complaint == "impl.upstream: stopped; 2 of 2 cases were begun\n"
+    assert "stages-sync: forward_position_exact refuted, as recorded" in said
+    assert "attention: stopped before all its runs" in said
+    report = json.loads(target.read_text())
+    assert report["stopped"] and "forward_position_exact" in report["cases"]["stages-sync"]["refuted"]
+    assert 0 < report["cases"]["attention"]["runs"] < 300
+
+
+def test_stopped_fetch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is installed is kept, and the next fetch goes on from there."""
+    monkeypatch.setenv("HYBRID_KV_CACHE", str(tmp_path))
+    installed: list[str] = []
+
+    def install(python: Path, arguments: list[str], what: str) -> None:
+        if installed:
+            raise KeyboardInterrupt
+        installed.append(what)
+
+    made = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(env.subprocess, "run", lambda *given, **named: made)
+    monkeypatch.setattr(env, "_install_torch", lambda python: python.parent.mkdir(parents=True))
+    monkeypatch.setattr(env, "_pip", install)
+    assert command.main(["fetch", "0.33.0"]) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "impl.upstream: stopped; the same command goes on with what is missing"
+    assert "Traceback" not in "".join(said)
+    building = env._environment().with_name(f".{env._environment().name}.partial")
+    assert sorted(path.name for path in building.glob(".stage-*")) == [".stage-0", ".stage-1"]
+
+
+def test_bad_input_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new.json"
+    for arguments in (["--config", "nothing"], ["--release", "0.29.0"]):
+        assert command.main(["check", *arguments, "--json", str(target)]) == 2
+        assert list(tmp_path.iterdir()) == []
+    target.write_text("before")
+    assert command.main(["check", "--config", "nothing", "--json", str(target)]) == 2
+    assert target.read_text() == "before"
+    capsys.readouterr()
+    assert command.main(["check", "--json", str(tmp_path / "missing" / "new.json")]) == 2
+    said = capsys.readouterr().err
+    assert "its folder does not exist" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        (["--help"], 0, "usage: python -m impl.upstream.worker_order"),
+        (["0.1"], 2, "0.1 is no directory and no known release; known: 0.30.0"),
+        (["--record", "."], 2, "--record takes a release"),
+        ([], 2, "the following arguments are required"),
+    ],
+)
+def test_worker_order_explains_itself(
+    arguments: list[str], code: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        assert worker_order.main(arguments) == code
+    said = capsys.readouterr()
+    assert shown in (said.err if code else said.out)
+    assert not code or said.err.count("\n") == 1
+
+
+def test_findings_and_their_cases_are_in_the_document() -> None:
+    """Headings that ``check`` names exist; each row's repair is that of its finding, and its case is refuted,
+    or undetermined, as the text says."""
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("## ")
+    }
+    assert headings >= {*record.FINDINGS.values(), *record.UNREPAIRED.values()}
+    rows = re.findall(r"^\| \[.*\]\(#(.*)\) \|.*\| `(\w+)` \| `--config ([\w-]+)` \|$", text, re.M)
+    assert len(rows) == len(record.FINDINGS) - 2  # two are open upstream
+    stored = record.recorded()["0.33.0"]["cases"]
+    for heading, repair, name in rows:
+        assert record.FINDINGS[repair] == heading
+        repaired = {"flush-order": "flush-repaired", "lookup-past-hashes": "lookup-repaired"}
+        assert stored[name]["verdict"] == check.REFUTED
+        want = check.UNDETERMINED if name == "chunk-hole" else check.HOLDS
+        assert stored[repaired.get(name, f"{name}-repaired")]["verdict"] == want
+    assert "for the third: `flush-repaired`" in text and rows[2][2] == "flush-order"
+
+
+def test_repair_that_older_releases_do_not_take_is_said_so() -> None:
+    text = " ".join((ROOT / "docs" / "upstream.md").read_text(encoding="utf-8").split())
+    assert "`chunk-hole-repaired` is refuted in 0.30.0 to 0.32.0: the repair does not help there" in text
+    for release, rows in record.recorded().items():
+        want = check.UNDETERMINED if release == "0.33.0" else check.REFUTED
+        assert rows["cases"]["chunk-hole-repaired"]["verdict"] == want
+
+
 @pytest.mark.slow
 def test_an_old_release_is_refuted() -> None:
     """0.30.0 admits a hit whose retained history it did not look up."""
-    recorded = matrix.recorded()["0.30.0"]["cases"]
+    recorded = record.recorded()["0.30.0"]["cases"]
     case = BY_NAME["retained-window"]
     with started("0.30.0") as child:
         release = Release(child)
@@ -282,7 +550,7 @@ def test_an_old_release_is_refuted() -> None:
 
 def test_the_record_is_complete() -> None:
     """Every case has a recorded verdict for every release, and the history is in it."""
-    recorded = matrix.recorded()
+    recorded = record.recorded()
     for release in matrix.KNOWN:
         assert set(recorded[release]["cases"]) == set(BY_NAME)
     assert [text for text, _ in matrix.differences(recorded, recorded)] == []
@@ -293,7 +561,10 @@ def test_missing_witness_leaves_a_case_undetermined(latest: Release) -> None:
     """Two choices reach no external hit: undetermined, not holding."""
     result = check.run_case(BY_NAME["attention"], latest, runs=1, choices=2, reducing=False)
     assert result.verdict == check.UNDETERMINED and "external_hit" in result.missing
-    assert check.overall([result]) == (check.UNDETERMINED, 3)
+    assert check.overall([result]) == check.UNDETERMINED
+    remarks = record.compared(record.recorded(), "0.33.0", "attention", check.plain(result))
+    assert [remark.text for remark in remarks] == ["undetermined, recorded is holds"]
+    assert check.exit_code([result], remarks) == 3
 
 
 @pytest.mark.slow
@@ -313,15 +584,37 @@ def test_same_seed_same_verdict(latest: Release) -> None:
 
 def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["check", "--list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(case.name in shown for case in CASES)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] == [case.name for case in CASES]
+    assert len({line.rindex(case.why) for line, case in zip(shown, CASES, strict=True)}) == 1
+
+
+def test_result_table_has_room_for_the_longest_name() -> None:
+    name = max(BY_NAME, key=len)
+    lines = list(check.report([check.CaseResult(name, "x")]))
+    assert any(line.split()[:2] == [name, check.HOLDS] for line in lines)
+
+
+def test_unknown_case_names_its_neighbour_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["check", "--config", "flush-odrer"]) == 2
+    said = capsys.readouterr().err
+    assert "such as flush-order" in said and " ... " not in said
+
+
+def test_rules_that_no_case_reaches_are_not_exercised() -> None:
+    """Not *undetermined*: that is a case in which something permitted did not happen, and exit code 3."""
+    result = check.CaseResult("a", "x")
+    shown = "\n".join(check.report([result]))
+    assert "not exercised by these cases: no_double_owner" in shown and "undetermined" not in shown
+    result.tally["no_double_owner"] = [0, 1]
+    assert check.rule_verdicts([result])["no_double_owner"] == (check.HOLDS, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["check", "--release", "0.29.0"], "0.29.0 is not a known release; known: 0.30.0"),
-        (["check", "--config", "nothing"], "no configuration named 'nothing'"),
+        (["check", "--config", "flush-odrer"], "no case or configuration named 'flush-odrer'"),
         (["check", "--vllm", "/nowhere"], "name an unpacked release or a checkout"),
         (["matrix", "--releases", "0.1.0"], "0.1.0 is not a known release"),
     ],

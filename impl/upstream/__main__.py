@@ -1,26 +1,25 @@
 """Command line of the released-vLLM adapter.
 
 ``fetch RELEASE... [--kernels]``  prepare releases in the cache directory
-``check --release X | --vllm DIR``  drive one through its cases, a verdict an invariant
+``check --release X | --vllm DIR``  drive one through its cases, each outcome beside the recorded one
 ``matrix --releases X...``  known history, known defects and mutants against releases
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from impl.upstream import cases, check, worker_order
+from impl.upstream import cases, check, record, worker_order
 from impl.upstream.child import Child, Died
 from impl.upstream.env import Prepared, Unavailable, fetch, prepared, prepared_tree
 from impl.upstream.policy import AdapterError, Release
 from impl.upstream.releases import KNOWN, UnknownRelease, package_of, recognise
 from spec.config import ConfigError
+from spec.outputs import check_target, set_aside, write_json
+from spec.usage import JSON_HELP, OneLineParser, command, natural
 
 
 def positive(text: str) -> int:
@@ -32,45 +31,41 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and options."""
-    made = argparse.ArgumentParser(prog="python -m impl.upstream")
+    made = OneLineParser(prog="python -m impl.upstream")
     commands = made.add_subparsers(dest="command", required=True)
     get = commands.add_parser("fetch", help="prepare a release of vLLM in the cache directory")
     get.add_argument("release", nargs="+", help=f"one of {', '.join(KNOWN)}")
     get.add_argument("--kernels", action="store_true", help="also Triton, to run a release's own kernels")
-    one = commands.add_parser("check", help="a verdict for each invariant")
+    one = commands.add_parser("check", help="drive one release or tree, beside the record of its release")
     which = one.add_mutually_exclusive_group()
     which.add_argument("--release", metavar="X", help=f"one of {', '.join(KNOWN)}")
     which.add_argument("--vllm", metavar="DIR", help="an unpacked release or a checkout")
     one.add_argument("--config", metavar="NAME|FILE", action="append", help="default: the default cases")
     one.add_argument("--list", action="store_true", help="list the cases and stop")
-    one.add_argument("--repair", metavar="NAME", action="append", default=[], help="repair this first")
+    one.add_argument("--repair", metavar="NAME", action="append", default=[],
+                     help="repair this first, and compare with no record")  # fmt: skip
     many = commands.add_parser("matrix", help="rules and faults against releases")
     many.add_argument("--releases", nargs="+", metavar="X", default=list(KNOWN))
     many.add_argument("--default", action="store_true", help="the default cases, no kernels, no mutants")
     many.add_argument("--record", action="store_true", help="write verdicts.json and the documents' table")
-    for command in (one, many):
-        command.add_argument(
-            "--runs", type=positive, metavar="R", help="walks a case (default: the case's own)"
-        )
-        command.add_argument("--choices", type=positive, metavar="N", help="choices a walk")
-        command.add_argument("--seed", type=int, default=0, metavar="S")
-        command.add_argument("--json", metavar="FILE")
+    for both in (one, many):
+        both.add_argument("--runs", type=positive, metavar="R", help="walks a case (default: the case's own)")
+        both.add_argument("--choices", type=positive, metavar="N", help="choices a walk")
+        both.add_argument("--seed", type=natural, default=0, metavar="S")
+        both.add_argument("--json", metavar="FILE", help=JSON_HELP)
     return made
 
 
+@command("impl.upstream")
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 2 with one line on stderr where the input, a release or the registry is missing."""
     given = parser().parse_args(arguments)
     try:
         if given.command == "fetch":
-            for release in given.release:
-                ready = fetch(release, given.kernels)
-                print(f"vllm {release} is ready in {ready.tree.directory}")
-            return 0
+            return run_fetch(given)
         if find_spec("hypothesis") is None and not getattr(given, "list", False):
             raise Unavailable("Hypothesis is not installed: run `pip install -e '.[dev]'` in the repository")
-        if given.json:  # before anything runs
-            open(given.json, "a", encoding="utf-8").close()
+        check_target("--json", given.json)
         if given.command == "check":
             return run_check(given)
         from impl.upstream.matrix import run_matrix
@@ -78,14 +73,22 @@ def main(arguments: list[str] | None = None) -> int:
         return run_matrix(given)
     except (Unavailable, UnknownRelease, ConfigError) as error:
         print(f"impl.upstream: {error}", file=sys.stderr)
-    except BrokenPipeError:  # whoever read the report has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        print(f"impl.upstream: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
     except Died as died:  # in a process of the matrix
         print(f"impl.upstream: {died}", file=sys.stderr)
         return 1
     return 2
+
+
+def run_fetch(given: argparse.Namespace) -> int:
+    """The ``fetch`` command; a stopped one keeps what was installed."""
+    for release in given.release:
+        try:
+            ready = fetch(release, given.kernels)
+        except KeyboardInterrupt:
+            print("impl.upstream: stopped; the same command goes on with what is missing", file=sys.stderr)
+            return 3
+        print(f"vllm {release} is ready in {ready.tree.directory}")
+    return 0
 
 
 def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
@@ -112,69 +115,88 @@ def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
 
 
 def run_check(given: argparse.Namespace) -> int:
-    """The ``check`` command."""
+    """The ``check`` command: 0 if every outcome is the recorded one or holds, 1 for a refutation that is not
+    recorded."""
     if given.list:
+        wide = 2 + max(map(len, cases.BY_NAME))
+        configs = 2 + max(len(case.config) for case in cases.CASES)
         for case in cases.CASES:
             mark = "default" if case.default else "own"
-            print(f"{case.name:<25}{mark:<9}{case.config:<24}{case.why}")
+            print(f"{case.name:<{wide}}{mark:<9}{case.config:<{configs}}{case.why}")
         return 0
+    out = set_aside(given.json)
     todo = [cases.find(name) for name in given.config or []]
     todo = todo or [case for case in cases.CASES if case.default]
     use = chosen(given, {case.load().runner for case in todo})
-    print(f"check: vllm {use.tree.release}; {len(todo)} cases; seed {given.seed}", flush=True)
-    from impl.upstream.matrix import known
-
-    results = []
+    release, edited = use.tree.release, bool(given.vllm)
+    recorded = {} if given.repair else record.recorded()
+    print(f"check: vllm {release}; {len(todo)} cases; seed {given.seed}", flush=True)
+    results: list[check.CaseResult] = []
+    remarks: list[record.Remark] = []
+    ended, code = "", 0  # why it ended before all cases
     with Child(use) as child:
         try:
             policy = Release(child, tuple(given.repair))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        child.load()
-        for case in todo:
-            try:
+        try:
+            child.load()
+            for case in todo:
                 result = check.run_case(
                     case,
                     policy,
                     runs=given.runs,
                     choices=given.choices,
                     seed=given.seed,
-                    known=known(case),
+                    known=record.known(case),
                     say=tell,
                 )
-            except Died as died:
-                print(f"impl.upstream: {case.name}: {died}", file=sys.stderr)
-                return 1
-            except AdapterError as error:
-                print(f"impl.upstream: {case.name}: the adapter cannot follow: {error}", file=sys.stderr)
-                return 2
-            tell(f"  {case.name}: {result.verdict}")
-            results.append(result)
-    print("\n".join(check.report(results)))
-    verdict, code = check.overall(results)
-    if code == 0 and (idle := refused(results)):
-        print(f"not given to this release: {', '.join(idle)}")
+                found = record.compared(recorded, release, case.name, check.plain(result), edited=edited)
+                beside = ", as recorded" if all(one.same for one in found) else ""
+                tell(f"  {case.name}: {result.verdict}{beside}")
+                results.append(result)
+                remarks += found
+                if result.stopped:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            ended, code = f"stopped; {len(results)} of {len(todo)} cases were begun", 3
+        except Died as died:
+            ended, code = f"{case.name}: {died}", 1
+        except AdapterError as error:
+            ended, code = f"{case.name}: the adapter cannot follow: {error}", 2
+    recorded_ones = {(one.case, one.rule) for one in remarks if one.same and one.rule}
+    print("\n".join(check.report(results, recorded_ones if not given.config else ())))
+    print()
+    for remark in remarks:
+        print(f"{remark.case}: {remark.text}")
+    hints(recorded, release, recorded_ones)
+    verdict = check.overall(results)
+    same = [remark.same for remark in remarks if record.of_case(recorded, release, remark.case)]
+    if same:
+        verdict += ", as recorded" if all(same) else f", {same.count(False)} not as recorded"
     print(f"verdict: {verdict} (sampled)")
-    write_json(given.json, check.as_json(results, use.tree.release, given.seed))
-    return code
+    write_json(given.json, check.as_json(results, remarks, release, given.seed, bool(ended)), out)
+    if ended:
+        print(f"impl.upstream: {ended}", file=sys.stderr)
+    codes = {code, check.exit_code(results, remarks)} if code != 2 else {2}
+    return next(one for one in (2, 1, 3, 0) if one in codes)
 
 
-def refused(results: list[check.CaseResult]) -> list[str]:
-    """Cases whose configuration the release cannot be given."""
-    return [result.case for result in results if result.refused]
+def hints(recorded: record.Plain, release: str, recorded_ones: set[tuple[str, str]]) -> None:
+    """How to look past the recorded refutations that a repair removes."""
+    past: dict[str, dict[str, None]] = {}
+    for case, rule in sorted(recorded_ones):
+        if names := record.repairs_of(recorded, release, case, rule):
+            past.setdefault(case, {})[names[0]] = None
+    if past:
+        print("note: a recorded refutation can hide another one of its rule; to look past it:")
+    for case, repairs in past.items():
+        print(f"  --config {case} " + " ".join(f"--repair {name}" for name in repairs))
 
 
 def tell(text: str) -> None:
     """A line of progress."""
     print(text, flush=True)
-
-
-def write_json(path: str | None, report: Any) -> None:
-    """Write a report for machines, if asked to."""
-    if path:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
 
 
 if __name__ == "__main__":

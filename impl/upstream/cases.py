@@ -12,6 +12,7 @@ only what ends at a prompt's replay boundary or at a junction; dense retention i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from impl.upstream.drive import Limits
@@ -158,8 +159,11 @@ def find(name: str) -> Case:
         return BY_NAME[name]
     try:
         config = load(name)
-    except ConfigError as error:
+    except ConfigError:
         if name.endswith(".toml") or "/" in name:
             raise
-        raise ConfigError(f"{error}; cases: {', '.join(BY_NAME)}") from None
+        near = get_close_matches(name, BY_NAME, n=1) or [next(iter(BY_NAME))]
+        raise ConfigError(
+            f"no case or configuration named {name!r}; `check --list` names the cases, such as {near[0]}"
+        ) from None
     return Case(config.name, name, config.description)

@@ -1,14 +1,16 @@
 """``python -m impl.upstream check``: drive a release through its cases and give a verdict for each invariant.
 
-*holds* comes with the number of times the antecedent was true, *refuted* with a reduced run, *undetermined*
-names what was not exercised.  Only a broken consequence refutes; a broken discipline is reported beside it.
+A case *holds*, is *refuted* with a reduced run, or is *undetermined*: something that its configuration
+permits did not happen.  An invariant holds with the number of times its antecedent was true, or was *not
+exercised* in the cases that ran.  Only a broken consequence refutes; a broken discipline is reported beside
+it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from impl.upstream import worker_order
 from impl.upstream.cases import Case
 from impl.upstream.drive import Choices, generated, required, walked
 from impl.upstream.policy import Release
+from impl.upstream.record import HOLDS, REFUTED, UNDETERMINED, Remark
 from impl.upstream.releases import package_of
 from spec import render, script
 from spec.config import Config, ConfigError
@@ -23,7 +26,7 @@ from spec.reduce import reduce, replay, replay_made
 from spec.rules import RULES
 from spec.world import Breach, World
 
-HOLDS, REFUTED, UNDETERMINED = "holds", "refuted", "undetermined"
+NOT_EXERCISED = "not exercised"
 EXAMPLES = 8  # Hypothesis' share of a case's runs
 
 
@@ -55,6 +58,7 @@ class CaseResult:
     required: tuple[str, ...] = ()
     refuted: dict[str, Refutation] = field(default_factory=dict)
     disciplines: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False  # by Ctrl-C, before all runs
 
     @property
     def missing(self) -> list[str]:
@@ -63,10 +67,10 @@ class CaseResult:
 
     @property
     def verdict(self) -> str:
-        """Refuted, holds, or undetermined: refused, or something permitted did not happen."""
+        """Refuted, holds, or undetermined: refused, stopped, or something permitted did not happen."""
         if self.refuted:
             return REFUTED
-        return UNDETERMINED if self.refused or self.missing else HOLDS
+        return UNDETERMINED if self.refused or self.stopped or self.missing else HOLDS
 
     def add(self, config: Config, world: World) -> None:
         """Count one run."""
@@ -92,7 +96,10 @@ def run_case(
     known: Sequence[Choices] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> CaseResult:
-    """All runs of one case, the ``known`` ones first.  Each rule that breaks is reduced once."""
+    """All runs of one case, the ``known`` ones first.  Each rule that breaks is reduced once.
+
+    Ctrl-C ends it with what was found until then.
+    """
     config = case.load()
     policy = release.changed(*case.repairs) if case.repairs else release
     result = CaseResult(case.name, config.name, required=tuple(required(config)))
@@ -114,12 +121,16 @@ def run_case(
         generated(config, policy, seed, EXAMPLES, (choices or case.choices) // 2, case.limits, seen)
     except ConfigError as error:
         result.refused = str(error)
+    except KeyboardInterrupt:
+        result.stopped = True
     result.steps = policy.steps - asked
     result.seconds = time.perf_counter() - began
-    if reducing:
-        for rule, found in list(result.refuted.items()):
+    try:
+        for rule, found in list(result.refuted.items()) if reducing and not result.stopped else ():
             say(f"  {case.name}: {rule} broken; reducing {len(found.choices)} choices")
             result.refuted[rule] = reduced(config, policy, found)
+    except KeyboardInterrupt:
+        result.stopped = True
     return result
 
 
@@ -189,7 +200,7 @@ def decided_by(policy: Release, config: Config, world: World) -> Iterator[str]:
             except worker_order.Drift:
                 continue
             yield f"{kind}: vllm/{path}::{function}:{getattr(node, 'lineno', 0)}"
-    ran = {event[3] for event in world.events if event[0] == "exec"}
+    ran = dict.fromkeys(event[3] for event in world.events if event[0] == "exec")
     operations = [
         operation
         for last in (False, True)
@@ -216,14 +227,16 @@ def rule_verdicts(results: Sequence[CaseResult]) -> dict[str, tuple[str, int]]:
         applied = sum(result.tally[rule.name][1] for result in results)
         broken = any(rule.name in result.refuted for result in results)
         broken |= rule.kind == "discipline" and any(rule.name in r.disciplines for r in results)
-        verdicts[rule.name] = (REFUTED if broken else HOLDS if applied else UNDETERMINED, applied)
+        verdicts[rule.name] = (REFUTED if broken else HOLDS if applied else NOT_EXERCISED, applied)
     return verdicts
 
 
-def report(results: Sequence[CaseResult]) -> Iterator[str]:
-    """The text that a check ends with."""
+def report(results: Sequence[CaseResult], briefly: Container[tuple[str, str]] = frozenset()) -> Iterator[str]:
+    """The text that a check ends with; refutations (case, rule) named in ``briefly`` are not drawn."""
     for result in results:
         for found in result.refuted.values():
+            if (result.case, found.rule) in briefly:
+                continue
             yield ""
             yield f"{result.case}: consequence {found.rule} refuted in {len(found.choices)} choices"
             yield from ("  " + script.line(choice) for choice in found.choices)
@@ -231,42 +244,56 @@ def report(results: Sequence[CaseResult]) -> Iterator[str]:
             yield from found.drawn.splitlines()
             yield f"both values: {found.text}"
             yield from ("decided by " + line for line in found.functions)
+    wide = 2 + max((len(result.case) for result in results), default=18)
     yield ""
-    yield f"{'case':<20}{'verdict':<14}{'runs':>6}{'choices':>9}{'steps':>8}{'steps/s':>9}  seen"
+    yield f"{'case':<{wide}}{'verdict':<14}{'runs':>6}{'choices':>9}{'steps':>8}{'steps/s':>9}  seen"
     for result in results:
         rate = result.steps / max(result.seconds, 1e-9)
         seen = ", ".join(f"{name} {result.seen[name]}" for name in result.required)
         yield (
-            f"{result.case:<20}{result.verdict:<14}{result.runs:>6}{result.choices:>9}{result.steps:>8}"
+            f"{result.case:<{wide}}{result.verdict:<14}{result.runs:>6}{result.choices:>9}{result.steps:>8}"
             f"{rate:>9.0f}  {result.refused or seen or '-'}"
         )
         if result.missing and not result.refuted and not result.refused:
-            yield f"{'':<20}permitted, but did not happen: {', '.join(result.missing)}"
+            yield f"{'':<{wide}}permitted, but did not happen: {', '.join(result.missing)}"
     yield ""
-    yield f"{'invariant':<34}{'kind':<13}{'verdict':<14}{'applied':>10}"
+    yield f"{'invariant':<34}{'kind':<13}{'verdict':<15}{'applied':>10}"
     verdicts = rule_verdicts(results)
     for rule in RULES:
         verdict, applied = verdicts[rule.name]
-        yield f"{rule.name:<34}{rule.kind:<13}{verdict:<14}{applied:>10}"
-    idle = [name for name, (verdict, _) in verdicts.items() if verdict == UNDETERMINED]
+        yield f"{rule.name:<34}{rule.kind:<13}{verdict:<15}{applied:>10}"
+    idle = [name for name, (verdict, _) in verdicts.items() if verdict == NOT_EXERCISED]
     if idle:
-        yield f"undetermined, never exercised: {', '.join(idle)}"
+        yield f"not exercised by these cases: {', '.join(idle)}"
 
 
-def overall(results: Sequence[CaseResult]) -> tuple[str, int]:
-    """The verdict of a check and its exit code; cases that a release cannot be given do not count."""
+def overall(results: Sequence[CaseResult]) -> str:
+    """The verdict of a check; cases that a release cannot be given do not count."""
     verdicts = {result.verdict for result in results if not result.refused}
     if REFUTED in verdicts:
-        return REFUTED, 1
-    return (HOLDS, 0) if verdicts == {HOLDS} else (UNDETERMINED, 3)
+        return REFUTED
+    return HOLDS if verdicts == {HOLDS} else UNDETERMINED
 
 
-def as_json(results: Sequence[CaseResult], release: str, seed: int) -> dict[str, Any]:
+def exit_code(results: Sequence[CaseResult], remarks: Sequence[Remark]) -> int:
+    """1 for a refutation that is not recorded, else 3 if something is undetermined that should not be."""
+    codes = {remark.code for remark in remarks}
+    if all(result.refused for result in results):
+        codes.add(3)  # nothing was driven
+    return 1 if 1 in codes else 3 if 3 in codes else 0
+
+
+def as_json(
+    results: Sequence[CaseResult], remarks: Sequence[Remark], release: str, seed: int, stopped: bool
+) -> dict[str, Any]:
     """The machine-readable report."""
     return {
         "release": release,
         "seed": seed,
-        "verdict": overall(results)[0],
+        "verdict": overall(results),
+        "as_recorded": all(remark.same for remark in remarks),
+        "stopped": stopped,
+        "record": [{"case": r.case, "text": r.text, "as_recorded": r.same} for r in remarks],
         "invariants": {
             name: {"verdict": verdict, "applied": applied}
             for name, (verdict, applied) in rule_verdicts(results).items()
@@ -288,7 +315,7 @@ def plain(result: CaseResult) -> dict[str, Any]:
         "seen": {name: result.seen[name] for name in result.required},
         "disciplines": result.disciplines,
         "refuted": {rule: refutation(found) for rule, found in result.refuted.items()},
-    }
+    } | ({"stopped": True} if result.stopped else {})
 
 
 def refutation(found: Refutation) -> dict[str, Any]:

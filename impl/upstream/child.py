@@ -7,6 +7,7 @@ are those of :mod:`impl.upstream.driver`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
@@ -52,6 +53,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env=dict(environment) if environment is not None else variables(use),
+            process_group=0,  # Ctrl-C is for this process, which then ends the child
         )
 
     def load(self) -> None:
@@ -90,7 +92,8 @@ class Child:
         """End the process; idempotent."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):  # it is gone already
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout=5)
             except subprocess.TimeoutExpired:

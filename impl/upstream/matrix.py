@@ -1,9 +1,9 @@
 """``python -m impl.upstream matrix``: cases, kernels and mutants against releases, each cell from runs.
 
-Known history must come out by itself (:data:`HISTORY`).  Everything else is compared with what the repository
-records (``verdicts.json``), whose runs are tried first; ``--record`` looks for everything afresh and writes
-the record, with every reduced run, and the table into the documents.  ``--default`` keeps to the default
-cases, without kernels and mutants: what every change is checked with.
+Known history must come out by itself (:data:`HISTORY`).  Every case is compared with what the repository
+records (:mod:`impl.upstream.record`), whose runs are tried first; ``--record`` looks for everything afresh
+and writes the record, with every reduced run, and the table into the documents.  ``--default`` keeps to the
+default cases, without kernels and mutants: what every change is checked with.
 
 Releases run side by side, a process for each processor.  What a stopped run has found stays in the cache
 directory and the same command goes on from there (:class:`Journal`).
@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,17 +27,29 @@ from typing import Any
 
 from impl.upstream import cases, check
 from impl.upstream.cases import Case
-from impl.upstream.check import HOLDS, REFUTED, UNDETERMINED
 from impl.upstream.child import Child
-from impl.upstream.drive import Choices, walked
+from impl.upstream.drive import walked
 from impl.upstream.env import Unavailable, cache_directory, prepared, with_kernels
 from impl.upstream.patches import MUTANTS
-from impl.upstream.policy import Release
+from impl.upstream.policy import AdapterError, Release
+from impl.upstream.record import (
+    FINDINGS,
+    HOLDS,
+    REFUTED,
+    UNDETERMINED,
+    VERDICTS,
+    compared,
+    known,
+    recorded,
+    runs_of,
+)
 from impl.upstream.releases import KNOWN, require_known
 from spec import script
+from spec.config import ConfigError
+from spec.outputs import set_aside, write_json, write_whole
 from spec.reduce import replay
+from spec.world import Choice
 
-VERDICTS = Path(__file__).with_name("verdicts.json")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "upstream.md"
 BEGIN, END = "<!-- part: matrix -->", "<!-- end part -->"
 
@@ -223,6 +235,36 @@ def exchange(made: dict[str, Any]) -> None:
                     print(f"  {release} {name}: {cell(row)} (by another release's run)", flush=True)
 
 
+def survivors(made: dict[str, Any]) -> None:
+    """Note beside every refutation the repairs with any one of which its run survives: they name the finding.
+
+    A configuration that a repair refuses counts as survived; a release that a repair does not fit does not.
+    """
+    for release, rows in made.items():
+        with Child(prepared(release)) as child:
+            for name, row in rows["cases"].items():
+                case = cases.BY_NAME[name]
+                for rule, found in row["refuted"].items():
+                    run = [script.parse(line) for line in found["choices"]]
+                    found["survives"] = [
+                        repair
+                        for repair in FINDINGS
+                        if repair not in case.repairs
+                        and survives(case, Release(child).changed(*case.repairs, repair), run, rule)
+                    ]
+
+
+def survives(case: Case, policy: Release, run: Sequence[Choice], rule: str) -> bool:
+    """Whether a run breaks the rule no more."""
+    try:
+        broken = replay(case.load(), policy, run).verdict
+    except ConfigError:
+        return True
+    except AdapterError:
+        return False
+    return broken is None or broken.rule != rule
+
+
 def cell(row: dict[str, Any]) -> str:
     """One cell: the verdict, and what refuted it in how many choices."""
     if row.get("refused"):
@@ -257,16 +299,9 @@ def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tupl
             if row["verdict"] != REFUTED:
                 yield f"{release} with {mutant}: not found in {row['runs']} runs", 3
         for name, row in rows["cases"].items():
-            before = recorded.get(release, {}).get("cases", {}).get(name)
-            if before is None:
-                continue
-            if name not in HISTORY and before["verdict"] != row["verdict"]:
-                yield (
-                    f"{release} {name}: {row['verdict']}, recorded is {before['verdict']}",
-                    code(row["verdict"]),
-                )
-            for rule in before["refuted"].keys() - row["refuted"].keys():
-                yield f"{release} {name}: the recorded run no longer breaks {rule}", 1
+            for remark in compared(recorded, release, name, row) if recorded else ():
+                if not remark.same:
+                    yield f"{release} {name}: {remark.text}", remark.code or 1
 
 
 def code(verdict: str) -> int:
@@ -307,35 +342,12 @@ def write_document(made: dict[str, Any], command: str) -> None:
     if first < 0 or last < first:
         raise ValueError(f"{DOCUMENT} has no part {BEGIN} ... {END}")
     body = "\n".join(["", f"Made by `{command}`.", "", *table(made), ""])
-    DOCUMENT.write_text(text[: first + len(BEGIN)] + body + text[last:], encoding="utf-8")
-
-
-def recorded() -> dict[str, Any]:
-    """The verdicts that the repository records; empty before the first record."""
-    if not VERDICTS.exists():
-        return {}
-    stored: dict[str, Any] = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    return stored
-
-
-def known(case: Case) -> list[Choices]:
-    """The recorded runs of a case, of whichever release: tried before new ones."""
-    return runs_of(case, recorded())
-
-
-def runs_of(case: Case, made: dict[str, Any]) -> list[Choices]:
-    """The runs that refute a case in some release, within the case's limits."""
-    runs = {
-        tuple(found["choices"]): None
-        for rows in made.values()
-        for found in rows["cases"].get(case.name, {"refuted": {}})["refuted"].values()
-    }
-    told = [tuple(script.parse(line) for line in run) for run in runs]
-    return [run for run in told if all(c[0] != "arrive" or c[3] >= case.limits.shortest_prompt for c in run)]
+    write_whole(DOCUMENT, text[: first + len(BEGIN)] + body + text[last:])
 
 
 def run_matrix(given: argparse.Namespace) -> int:
     """The ``matrix`` command; the exit code.  Raises :class:`Unavailable` before anything runs."""
+    out = set_aside(given.json)
     if given.record and given.default:
         raise Unavailable("--record writes the whole matrix: leave --default out")
     for release in given.releases:
@@ -348,6 +360,7 @@ def run_matrix(given: argparse.Namespace) -> int:
         made = run_releases(given)
         if given.record:
             exchange(made)
+            survivors(made)
     except KeyboardInterrupt:
         print("impl.upstream: stopped; the same command goes on from here", file=sys.stderr)
         return 3
@@ -357,12 +370,9 @@ def run_matrix(given: argparse.Namespace) -> int:
     found = list(differences(made, before))
     for text, _ in found:
         print(f"not as expected: {text}")
-    if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(made, file, indent=1)
-            file.write("\n")
+    write_json(given.json, made, out)
     if given.record:
-        VERDICTS.write_text(json.dumps(recorded() | made, indent=1) + "\n", encoding="utf-8")
+        write_whole(VERDICTS, json.dumps(recorded() | made, indent=1) + "\n")
         write_document(recorded(), "python -m impl.upstream matrix --record")
     for release in given.releases:
         Journal(release, "").path.unlink(missing_ok=True)

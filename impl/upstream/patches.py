@@ -261,7 +261,9 @@ def copies_counted() -> Undo:
 
 def _changed_mask(change: Callable[[Any, dict[str, Any]], Any]) -> Undo:
     """Change what ``OffloadingConnectorScheduler._reachable_store_block_mask`` is asked or answers:
-    ``change(ask, self, asked)``."""
+    ``change(ask, asked)``, where ``asked`` are its arguments, ``self`` among them, and ``ask(**other)`` asks
+    the original with some of them replaced.
+    """
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
         OffloadingConnectorScheduler,
     )
@@ -276,7 +278,11 @@ def _changed_mask(change: Callable[[Any, dict[str, Any]], Any]) -> Undo:
 
 
 def chunks_without_holes() -> Undo:
-    """A chunk of which one block is wanted is wanted whole: not stored while another block is missing."""
+    """A chunk of which one block is wanted is wanted whole: not stored while another block is missing.
+
+    It changes nothing before 0.33.0: those releases store a chunk if its last block is there, and ask for no
+    other.
+    """
 
     def change(ask: Any, asked: dict[str, Any]) -> Any:
         kept = ask()

@@ -18,6 +18,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec.outputs import write_whole
+from spec.usage import OneLineParser, command
+
 KNOWN = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
@@ -229,24 +232,32 @@ def recognise(directory: Path) -> Tree:
     )
 
 
+def parser() -> OneLineParser:
+    """The options of this module's command line."""
+    about = "which release a directory matches"
+    made = OneLineParser(prog="python -m impl.upstream.releases", description=about)
+    made.add_argument("directory", metavar="DIR", type=Path, help="an unpacked release or a checkout")
+    made.add_argument("--record", metavar="X", help="record (or replace) the digests of this release")
+    return made
+
+
+@command("impl.upstream.releases")
 def main(arguments: list[str]) -> int:
     """Command line of this module; see its docstring."""
-    if len(arguments) == 3 and arguments[0] == "--record":
-        known = recorded() if SIGNATURES.exists() else {}
-        known[arguments[1]] = digests(package_of(Path(arguments[2])))
-        SIGNATURES.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        return 0
-    if len(arguments) == 1 and not arguments[0].startswith("-"):
-        try:
-            tree = recognise(Path(arguments[0]))
-        except UnknownRelease as error:
-            print(error, file=sys.stderr)
-            return 2
-        stated = f", calls itself {tree.version}" if tree.version else ""
-        print(f"{arguments[0]} has the signatures of vllm {tree.release}{stated}")
-        return 0
-    print("usage: python -m impl.upstream.releases DIR | --record RELEASE DIR", file=sys.stderr)
-    return 2
+    given = parser().parse_args(arguments)
+    try:
+        if given.record:
+            known = recorded() if SIGNATURES.exists() else {}
+            known[given.record] = digests(package_of(given.directory))
+            write_whole(SIGNATURES, json.dumps(known, indent=1, sort_keys=True) + "\n")
+            return 0
+        tree = recognise(given.directory)
+    except UnknownRelease as error:
+        print(f"impl.upstream.releases: {error}", file=sys.stderr)
+        return 2
+    stated = f", calls itself {tree.version}" if tree.version else ""
+    print(f"{given.directory} has the signatures of vllm {tree.release}{stated}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
-from impl.upstream.releases import KNOWN, UnknownRelease, package_of, recognise
+from impl.upstream.releases import KNOWN, Tree, UnknownRelease, package_of, recognise
+from spec.outputs import write_whole
+from spec.usage import OneLineParser, command
 
 
 class Does(StrEnum):
@@ -620,31 +622,48 @@ def record(release: str, package: Path) -> None:
     """Record (or replace) the digests of a release's files."""
     known = json.loads(FILES.read_text(encoding="utf-8")) if FILES.exists() else {}
     known[release] = {runner: file_digests(package, release, runner) for runner in ("v1", "v2")}
-    FILES.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_whole(FILES, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
+def parser() -> OneLineParser:
+    """The options of this module's command line."""
+    about = (__doc__ or "").split("\n\n")[0]
+    made = OneLineParser(prog="python -m impl.upstream.worker_order", description=about)
+    made.add_argument("source", metavar="RELEASE|DIR", help=f"{', '.join(KNOWN)}, or an unpacked release")
+    made.add_argument("--runner", choices=("v1", "v2"), help="default: both")
+    made.add_argument("--record", action="store_true", help="record the digests of a release's files")
+    return made
+
+
+def tree_of(source: str) -> Tree:
+    """A fetched release or a directory; :class:`UnknownRelease` or :class:`Unavailable` if it is neither."""
+    from impl.upstream.env import prepared
+
+    if source in KNOWN:
+        return prepared(source).tree
+    if not Path(source).is_dir():
+        raise UnknownRelease(f"{source} is no directory and no known release; known: {', '.join(KNOWN)}")
+    return recognise(Path(source))
+
+
+@command("impl.upstream.worker_order")
 def main(arguments: list[str]) -> int:
     """Command line of this module; see its docstring."""
-    if len(arguments) == 2 and arguments[0] == "--record" and arguments[1] in KNOWN:
-        from impl.upstream.env import prepared as fetched
+    from impl.upstream.env import Unavailable
 
-        record(arguments[1], package_of(fetched(arguments[1]).tree.directory))
-        return 0
-    runners: tuple[str, ...] = ("v2", "v1")
-    if "--runner" in arguments[:-1]:
-        at = arguments.index("--runner")
-        runners = (arguments[at + 1],)
-        del arguments[at : at + 2]
-    if len(arguments) != 1 or not set(runners) <= {"v1", "v2"}:
-        print("usage: python -m impl.upstream.worker_order RELEASE|DIR [--runner v1|v2]", file=sys.stderr)
-        return 2
-    from impl.upstream.env import Unavailable, prepared
-
+    options = parser()
+    given = options.parse_args(arguments)
+    if given.record and given.source not in KNOWN:
+        options.error(f"--record takes a release, one of {', '.join(KNOWN)}")
+    runners = (given.runner,) if given.runner else ("v2", "v1")
     try:
-        tree = prepared(arguments[0]).tree if arguments[0] in KNOWN else recognise(Path(arguments[0]))
+        tree = tree_of(given.source)
     except (Unavailable, UnknownRelease) as error:
-        print(error, file=sys.stderr)
+        print(f"impl.upstream.worker_order: {error}", file=sys.stderr)
         return 2
+    if given.record:
+        record(tree.release, package_of(tree.directory))
+        return 0
     package = package_of(tree.directory)
     for runner in runners:
         for last_rank, forward, speculation in product((True, False), repeat=3):
@@ -654,7 +673,7 @@ def main(arguments: list[str]) -> int:
             try:
                 verify(package, operations)
             except Drift as drift:
-                print(f"the worker of {arguments[0]} is not that of {tree.release}: {drift}", file=sys.stderr)
+                print(f"the worker of {given.source} is not that of {tree.release}: {drift}", file=sys.stderr)
                 return 1
             rank = "last rank" if last_rank else "other ranks"
             drafts = "with drafts" if speculation else "without drafts"
