@@ -528,7 +528,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.record and kept:
         trace.write_run(args.record, kept.config, "reference", kept.choices, note=f"impl.refine{given}")
         print(f"run {kept.number} of {kept.config.name} written to {args.record}")
-    if args.markdown:
+    if args.markdown and not report.stopped:
         words = markdown(report, args, f"python -m impl.refine{given}", verdict)
         handbook.record(args.markdown, part(args), words)
     return code

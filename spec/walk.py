@@ -402,7 +402,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\ndisciplines broken on the way: {dict(report.disciplines)}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")
     write_json(args.json, as_json(report, args.seed, verdict), out)
-    if args.markdown:
+    if args.markdown and not report.stopped:
         from spec.handbook import write_walk
 
         given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))

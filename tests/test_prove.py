@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -409,6 +412,23 @@ def test_results_that_cannot_be_written_exit_2(
     proving(theorem_of(TRUE))
     assert command.main(["--json", str(tmp_path / "no" / "run.json")]) == 2
     assert "its folder does not exist; make it first" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_solver_decides_reaches_python() -> None:
+    """A script that takes z3 far longer than the limit of this test."""
+    cubes = "(+ (* x x x) (* y y y) (* z z z))"
+    script = f"(declare-const x Int)(declare-const y Int)(declare-const z Int)(assert (= {cubes} 114))"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever runs the tests has set
+    signaller = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.perf_counter()
+    try:
+        signaller.start()
+        with pytest.raises(KeyboardInterrupt):
+            solvers.solver("z3").check(script, 60.0, 0)
+        signaller.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.perf_counter() - began < 20
 
 
 # -- mutants -------------------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--kernels", "c"], "--kernels must be torch or triton, got 'c'"),
         (["--load", "nonsense"], "no load 'nonsense'; there are pp4,"),
         (["--json", "/nowhere/at/all.json"], "its folder does not exist"),
-        (["--markdown", "/nowhere/page.md"], "No such file"),
+        (["--markdown", "/nowhere/page.md"], "its folder does not exist"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,6 +261,18 @@ def test_ctrl_c_is_told_and_undetermined(
     assert "stopped" in out + err and err.count("\n") <= 1 and "Traceback" not in out + err
 
 
+@pytest.mark.parametrize("name", ["spec.walk", "spec.prove", "impl.refine", "impl.inject"])
+def test_ctrl_c_leaves_documents_as_they_are(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    text = f"<!-- part: {name.split('.')[1]} -->\nold\n<!-- end part -->\n"
+    page.write_text(text)
+    monkeypatch.setattr(module_of(name), MEANWHILE[name], interrupt)
+    assert code_of(name, [*words_of(name, run), "--markdown", str(page)]) == 3
+    assert page.read_text() == text
+
+
 @pytest.mark.parametrize("words", [["check"], ["hunt", "--file", "FILE"]])
 def test_ctrl_c_in_the_other_hunts(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n{served:,} requests served in {seconds:.0f} s: {served / max(seconds, 1e-9):.0f} a second")
     print(f"verdict: {verdict} (sampled)")
     write_json(args.json, as_json(args, rows, verdict, seconds), out)
-    if args.markdown:
+    if args.markdown and not stopped:
         given = "".join(f" {word}" for word in (argv if argv is not None else sys.argv[1:]))
         at = f"{where}, commit {args.commit or commit() or 'unknown'}"
         words = markdown(rows, f"python -m impl.soak{given}", at, seconds, verdict)

@@ -5,6 +5,7 @@ obligation that was checked here.
 """
 
 import math
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -13,8 +14,8 @@ Status = Literal["sat", "unsat", "unknown"]
 
 INSTALL_HINT = {"z3": "pip install -e .", "cvc5": "pip install -e '.[dev]'"}
 
-INTERRUPTED = "interrupted from keyboard"
-"""z3's reason for *unknown* after Ctrl-C."""
+INTERRUPT_S = 0.05
+"""Seconds until z3 is asked again to stop."""
 
 
 class MissingSolver(RuntimeError):
@@ -56,18 +57,45 @@ class Z3:
         self._z3: Any = z3
 
     def check(self, script: str, timeout_s: float, seed: int) -> Answer:
-        """See `Solver.check`."""
+        """See `Solver.check`.
+
+        In a thread of its own, and Ctrl-C is not z3's to take: Python would not hear of it, and where it does
+        while z3's objects are made or deleted, they are left half made.
+        """
+        contexts: list[Any] = []
+        answers: list[Answer | BaseException] = []
+
+        def work() -> None:
+            try:
+                # A context of its own: names and learnt facts of one obligation never reach another.
+                contexts.append(self._z3.Context())
+                answers.append(self._decide(contexts[0], script, timeout_s, seed))
+            except BaseException as error:  # raised again by whoever waits
+                answers.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        try:
+            thread.start()
+            thread.join()
+        except KeyboardInterrupt:
+            while thread.is_alive():
+                for context in contexts:
+                    context.interrupt()
+                thread.join(INTERRUPT_S)
+            raise
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+    def _decide(self, context: Any, script: str, timeout_s: float, seed: int) -> Answer:
         z3 = self._z3
         began = time.perf_counter()
-        # A context of its own: names and learnt facts of one obligation never reach another.
-        context = z3.Context()
         solver = z3.SolverFor("QF_NIA", ctx=context) if "QF_NIA" in script else z3.SimpleSolver(ctx=context)
         solver.set("timeout", _milliseconds(timeout_s))
         solver.set("random_seed", seed)
+        solver.set("ctrl_c", False)
         solver.from_string(script)
         result = solver.check()
-        if result == z3.unknown and solver.reason_unknown() == INTERRUPTED:
-            raise KeyboardInterrupt  # while it decides, z3 takes the signal and Python never hears of it
         status: Status = "sat" if result == z3.sat else "unsat" if result == z3.unsat else "unknown"
         model: dict[str, int] = {}
         if status == "sat":
