@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,7 @@ def test_a_real_ctrl_c(words: list[str], tmp_path: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-u", "-m", *words, "--json", str(file)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert running.stdout is not None and running.stdout.readline()  # it has begun
     time.sleep(0.5)
@@ -396,7 +398,15 @@ class Swallows:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_that_python_cannot_raise_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, whatever whoever runs the tests has set (a shell's background job ignores it)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_that_python_cannot_raise_is_not_lost(heard: None, capsys: pytest.CaptureFixture[str]) -> None:
     def doing() -> int:
         Swallows()
         gc.collect()
