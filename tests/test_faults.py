@@ -541,3 +541,26 @@ def test_a_decision_that_no_run_asks_for_does_not_refine() -> None:
         assert (report.verdict, bool(report.never_asked)) == (verdict, verdict == "undetermined")
     plain = refine.refine([configs.named("plain")], refine.implementation(), runs=1, choices=20, seed=0)
     assert plain.verdict == "holds" and plain.never_asked == []
+
+
+def test_what_is_generated_does_not_change_with_source_text(tmp_path: Path) -> None:
+    """Hypothesis draws numbers that stand in local modules; a seed must give the same whatever is loaded."""
+    (tmp_path / "more_text.py").write_text("X = 0.1234567\nY = [0.777777, 0.33333, 0.919191, 4711]\n")
+    code = (
+        "from spec.faults import hunt\n"
+        "seen = []\n"
+        "hunt.generated(lambda random: seen.extend([random.random(), random.randrange(10**6)]), "
+        "examples=60, seed=0)\n"
+        "print(seen)\n"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{more}{code}"],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ("", "import more_text\n")
+    ]
+    assert told[0] == told[1] and told[0].count(",") == 119

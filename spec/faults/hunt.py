@@ -80,9 +80,13 @@ def generated(one: Callable[[Random], None], *, examples: int, seed: int) -> Non
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
     from hypothesis import strategies as st
+    from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS
+
+    AVAILABLE_PROVIDERS["spec"] = "spec.faults.draws.Draws"
 
     @seeded(seed)
     @settings(
+        backend="spec",
         max_examples=examples,
         phases=[Phase.generate],
         database=None,
