@@ -128,7 +128,7 @@ def test_the_newest_release_gives_the_recorded_verdicts(latest: Release) -> None
     for case in CASES:
         if not case.default:
             continue
-        result = check.run_case(case, latest, reducing=False, known=record.known(case))
+        result = check.run_case(case, latest, reducing=False, known=record.known(case, "0.33.0"))
         assert result.verdict == recorded[case.name]["verdict"], case.name
         again(case, latest, recorded[case.name])
 
@@ -321,6 +321,31 @@ def test_a_new_rule_is_seen_beside_a_recorded_one() -> None:
     assert [(remark.rule, remark.code) for remark in remarks] == [("a", 0), ("b", 1)]
     made: Plain = {"0.33.0": {"cases": {"reused-offer": now}, "kernels": {}, "mutants": {}}}
     assert list(matrix.differences(made, stored)) == [("0.33.0 reused-offer: b refuted; not recorded", 1)]
+
+
+def test_a_further_rule_of_an_older_release_is_told_and_no_failure() -> None:
+    """A case that it holds must still hold, and the newest release is judged by every rule."""
+    for release, before, code in (
+        ("0.30.0", row("refuted", "a"), 0),
+        ("0.30.0", row(), 1),
+        ("0.33.0", row("refuted", "a"), 1),
+    ):
+        stored: Plain = {release: {"cases": {"reused-offer": before}}}
+        remark = record.compared(stored, release, "reused-offer", row("refuted", "a", "b"))[-1]
+        assert (remark.rule, remark.same, remark.code) == ("b", False, code)
+        made: Plain = {release: {"cases": {"reused-offer": row("refuted", "a", "b")}}}
+        made[release] |= {"kernels": {}, "mutants": {}}
+        assert any(": b refuted" in text for text, _ in matrix.differences(made, stored)) == bool(code)
+
+
+def test_a_releases_own_recorded_runs_are_tried_whatever_their_prompts() -> None:
+    """One of 0.30.0 was reduced below the case's shortest prompt; other releases are not given it."""
+    case = BY_NAME["hybrid-async-offload"]
+    shortest = {
+        release: min(c[3] for run in record.known(case, release) for c in run if c[0] == "arrive")
+        for release in ("0.30.0", "0.33.0")
+    }
+    assert shortest == {"0.30.0": 1, "0.33.0": case.limits.shortest_prompt}
 
 
 def test_a_recorded_refutation_is_explained_where_its_repair_is() -> None:

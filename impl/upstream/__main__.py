@@ -148,7 +148,7 @@ def run_check(given: argparse.Namespace) -> int:
                     runs=given.runs,
                     choices=given.choices,
                     seed=given.seed,
-                    known=record.known(case),
+                    known=record.known(case, release),
                     say=tell,
                 )
                 found = record.compared(recorded, release, case.name, check.plain(result), edited=edited)

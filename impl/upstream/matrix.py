@@ -180,7 +180,7 @@ def run_release(given: argparse.Namespace, release: str) -> dict[str, Any]:
     journal = Journal(release, key_of(given)).resume()
 
     def run_case(case: Case) -> dict[str, Any]:
-        told = () if given.record else known(case)
+        told = () if given.record else known(case, release)
         options = {"runs": given.runs, "choices": given.choices, "seed": given.seed, "known": told}
         return check.plain(check.run_case(case, policy, **options))
 
@@ -300,7 +300,7 @@ def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tupl
                 yield f"{release} with {mutant}: not found in {row['runs']} runs", 3
         for name, row in rows["cases"].items():
             for remark in compared(recorded, release, name, row) if recorded else ():
-                if not remark.same:
+                if remark.code or (not remark.same and not row["refuted"]):
                     yield f"{release} {name}: {remark.text}", remark.code or 1
 
 
