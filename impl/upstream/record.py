@@ -114,10 +114,9 @@ def compared(record: Plain, release: str, case: str, row: Plain, *, edited: bool
 
     What is refuted and not recorded calls for 1, what is undetermined and recorded otherwise for 3.  In the
     older releases several defects were repaired since, and a case that they refute breaks one rule or another
-    depending on the draws (Hypothesis takes some of its from constants in the sources): there a further rule
-    is told, and calls for nothing.  A recorded refutation that is not found again calls for 1 in the release
-    itself, for the record and this package then disagree, and for nothing in an ``edited`` copy of it: that
-    may be a repair.
+    depending on the draws: there a further rule is told, and calls for nothing.  A recorded refutation that
+    is not found again calls for 1 in the release itself, for the record and this package then disagree, and
+    for nothing in an ``edited`` copy of it: that may be a repair.
     """
     return list(_compared(record, release, case, row, edited))
 
