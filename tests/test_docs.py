@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-# A report that the catalogue shows beside the eighty-seven.
+# A report that the catalogue shows beside those of the table.
 FLAGSHIP = "vllm-54173"
 
 
