@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -421,7 +422,13 @@ def test_not_found_within_the_budget_is_undetermined(
 def test_a_hunt_of_all_that_is_stopped_says_so_and_nothing_else() -> None:
     command = [sys.executable, "-m", "spec.faults", "hunt", "--all", "--runs", "100", "--states", "20"]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored in background jobs
     ) as hunting:
         assert hunting.stdout is not None and hunting.stdout.readline()  # one has been hunted
         os.killpg(hunting.pid, signal.SIGINT)

@@ -19,6 +19,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -457,6 +458,7 @@ def test_stopped_check_keeps_what_was_found(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored in background jobs
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
