@@ -112,11 +112,11 @@ class Remark:
 def compared(record: Plain, release: str, case: str, row: Plain, *, edited: bool = False) -> list[Remark]:
     """A case's outcome beside the recorded one; never empty.
 
-    What is refuted and not recorded calls for 1, what is undetermined and recorded otherwise for 3.  In the
-    older releases several defects were repaired since, and a case that they refute breaks one rule or another
-    depending on the draws: there a further rule is told, and calls for nothing.  A recorded refutation that
-    is not found again calls for 1 in the release itself, for the record and this package then disagree, and
-    for nothing in an ``edited`` copy of it: that may be a repair.
+    What is refuted and not recorded calls for 1, what is undetermined and recorded otherwise for 3.  A
+    recorded refutation that is not found again calls for 1 in the release itself, for the record and this
+    package then disagree, and for nothing in an ``edited`` copy of it: that may be a repair.  An edit may
+    also lead runs onto another defect of an older release, where several were repaired since: in a case that
+    is recorded as refuted there a further rule is told, and calls for nothing.
     """
     return list(_compared(record, release, case, row, edited))
 
@@ -131,7 +131,7 @@ def _compared(record: Plain, release: str, case: str, row: Plain, edited: bool) 
             yield Remark(case, f"{rule} refuted, as recorded, {where}", same=True, rule=rule)
         else:
             beside = "no record of this case" if before is None else "not recorded"
-            further = bool(was) and release != KNOWN[-1]
+            further = edited and bool(was) and release != KNOWN[-1]
             yield Remark(case, f"{rule} refuted; {beside}", code=0 if further else 1, rule=rule)
     if row.get("stopped"):
         yield Remark(case, "stopped before all its runs", code=3)
