@@ -232,7 +232,7 @@ def serves_and_ends_late(task: Task, stop: Stop) -> Outcome:
             time.sleep(0.02)
 
     atexit.register(end)
-    return Outcome(task.load, task.run, task.fault, served=os.getpid())
+    return Outcome(task.load, task.run, task.fault, served=os.getpid(), error="an index past a table")
 
 
 def test_a_process_that_dies_costs_its_own_run_only() -> None:
@@ -245,8 +245,19 @@ def test_a_process_that_dies_costs_its_own_run_only() -> None:
     assert not any(one.error for one in rest) and len({one.served for one in rest}) <= 3
 
 
+def serves_with_an_error(task: Task, stop: Stop) -> Outcome:
+    return Outcome(task.load, task.run, served=os.getpid(), error="" if task.run % 3 else "an exception")
+
+
+@pytest.mark.parametrize(("device", "processes"), [("cpu", 1), ("cuda", 3)])
+def test_after_an_error_a_cuda_process_is_left(device: str, processes: int) -> None:
+    tasks = [task("no-fence", run=run, device=device) for run in range(7)]
+    seen = [one for _, one in runs.in_processes(tasks, 1, threading.Event(), serves_with_an_error)]
+    assert len(seen) == 7 and len({one.served for one in seen}) == processes
+
+
 def test_nobody_waits_for_a_process_to_end(tmp_path: Path) -> None:
-    """On CUDA each fault has a process of its own, and to give back a context takes seconds."""
+    """On CUDA an error is its process's last, and to give back a context takes seconds."""
     sign = tmp_path / "all were told"
     tasks = [task("no-fence", load=str(sign), run=run, device="cuda") for run in range(3)]
     began, told = time.monotonic(), set[int]()

@@ -54,7 +54,7 @@ REFERENCE_RUNS = 10  # of the main load, for each run of a fault
 OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
 PROGRESS_SECONDS = 3
 
-# Nothing is held back here, and every run has a process of its own: what it does not launch is not loaded.
+# Nothing is held back here, and there are many processes: what they do not launch is not loaded.
 os.environ["CUDA_MODULE_LOADING"] = "LAZY"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections import deque
@@ -86,7 +87,7 @@ def engine_of(task: Task) -> Build:
 
 @lru_cache
 def launched(device_type: type[Device]) -> Kept:
-    """Devices whose operations are launched, forwards as graphs; a process keeps them from run to run."""
+    """Devices whose operations are launched, forwards as graphs; a process keeps them until :func:`clean`."""
     return Kept(device_type, Arena(around=True), gated=False)
 
 
@@ -96,7 +97,22 @@ def serve(task: Task, stop: Stop | None = None) -> Outcome:
     load = Load(load_named(task.load), engine_of(task), oracle(task.load, task.run, task.seed), random)
     seen = load.run(task.requests, stop)
     seen.load, seen.run, seen.fault = task.load, task.run, task.fault
+    if task.device != "cpu" and not seen.error:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            seen.error = f"{type(error).__name__}: {error}"
+        else:
+            clean(task)
     return seen
+
+
+def clean(task: Task) -> None:
+    """Nothing that a fault may have written to, index past its table or not, is there for the next task."""
+    if task.fault:
+        launched.cache_clear()
+        gc.collect()  # devices and engines name each other
+        torch.cuda.empty_cache()
 
 
 def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Task, Outcome]]:
@@ -115,9 +131,9 @@ def outcomes(tasks: Sequence[Task], jobs: int, stop: Stop) -> Iterator[tuple[Tas
 Serve = Callable[[Task, Stop], Outcome]
 
 
-def alone(task: Task) -> bool:
-    """Whether the task has a process of its own: on CUDA an index out of bounds ends its process."""
-    return bool(task.fault) and task.device != "cpu"
+def spoiled(task: Task, outcome: Outcome) -> bool:
+    """Whether a process is of no more use: after an index out of bounds, CUDA refuses every call."""
+    return bool(outcome.error) and task.device != "cpu"
 
 
 def work(pipe: Connection, stop: Stop, serve: Serve) -> None:
@@ -180,7 +196,7 @@ def in_processes(
             except (EOFError, OSError):
                 outcome = Outcome(task.load, task.run, task.fault, error=f"{ITSELF}: its process ended")
                 pipe.close()
-            if pipe.closed or alone(task):
+            if pipe.closed or spoiled(task, outcome):
                 pipe.close()
                 give()
             else:
