@@ -247,6 +247,7 @@ def points(core: Callable[..., object]) -> Iterator[tuple[int, ...]]:
         named = dict(zip(names, values, strict=True))
         if all(
             (limit.least is None or named[n] >= limit.least)
+            and (limit.most is None or named[n] <= limit.most)
             and (limit.at_most is None or named[n] <= named[limit.at_most])
             for n, limit in domain.items()
         ):

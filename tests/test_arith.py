@@ -44,6 +44,8 @@ def test_every_core_is_exported_by_its_name() -> None:
             lambda: arith.store_keeps_chunk(0, 1, 5, 4, 0),
             "store_keeps_chunk: need must be at most segment_blocks (4), got 5",
         ),
+        (lambda: arith.tail_drop(1, 5), "tail_drop: drops must be at most 1, got 5"),
+        (lambda: arith.store_keeps_block(0, 1, 4, 2), "store_keeps_block: shift must be at most 1, got 2"),
         (
             lambda: arith.demand_first_chunk_mamba(0, 16, 1),
             "demand_first_chunk_mamba: hit must be at least 1, got 0",
@@ -59,7 +61,7 @@ def test_a_bad_argument_is_named_in_one_line(call: object, message: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_each_wrapper_refuses_each_argument_below_its_least(name: str) -> None:
+def test_each_wrapper_refuses_each_argument_outside_its_limits(name: str) -> None:
     wrapper = WRAPPERS[name]
     limits = DOMAINS[wrapper.core]
     flags = {
@@ -73,6 +75,20 @@ def test_each_wrapper_refuses_each_argument_below_its_least(name: str) -> None:
         if limit.least is not None:
             with pytest.raises(ArithError, match=rf"^{name}: {argument} must be at least {limit.least}, got"):
                 wrapper(**{**valid, argument: limit.least - 1})
+        if limit.most is not None:
+            with pytest.raises(ArithError, match=rf"^{name}: {argument} must be at most {limit.most}, got"):
+                wrapper(**{**valid, argument: limit.most + 1})
+
+
+def test_what_is_one_or_none_is_a_flag_everywhere() -> None:
+    """No count passes for a flag: `drops` and `shift` are 0 or 1 wherever a formula takes them."""
+    flags = {
+        (core.__name__, argument): (limit.least, limit.most)
+        for core, limits in DOMAINS.items()
+        for argument, limit in limits.items()
+        if argument in ("drops", "shift")
+    }
+    assert set(flags.values()) == {(0, 1)} and len(flags) == 7
 
 
 def test_a_wrapper_returns_what_its_core_returns_and_keeps_its_docstring() -> None:

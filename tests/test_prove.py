@@ -20,7 +20,7 @@ from spec.arith import coverage as cov
 from spec.arith.division import cdiv, floordiv, floormod
 from spec.prove import __main__ as command
 from spec.prove import engine, lemmas, mutants, report, solvers, theorems
-from spec.prove.symbolic import Context, TooManyPaths, both, either, iff, implies
+from spec.prove.symbolic import Context, Forked, TooManyPaths, both, either, iff, implies
 from spec.prove.theorem import Claim, Hypothesis, Lemma, Refutation, Symbol, Theorem
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +144,36 @@ def test_a_lemma_cannot_support_itself() -> None:
     user = Claim("user", (x, c), lambda x, c: x // c == x, (), lambda x, c: (circular[0](x, c),))
     with pytest.raises(RuntimeError, match="used in its own proof"):
         engine.prove_all((theorem_of(user),), engine.Settings(solvers.solver("z3"), 10))
+
+
+UPPER_BOUND = Lemma(Claim("upper bound", (x, y), lambda x, y: max(y, x) >= x))
+SPLIT_PREMISE = Lemma(
+    Claim("split premise", (x, y), lambda x, y: y >= x, (Hypothesis("y >= x", lambda x, y: min(x, y) == x),))
+)
+
+
+@pytest.mark.parametrize("lemma", [UPPER_BOUND, SPLIT_PREMISE], ids=lambda lemma: lemma.name)
+@pytest.mark.parametrize("decided", [False, True], ids=["open", "decided"])
+def test_a_lemma_that_forks_is_refused(lemma: Lemma, decided: bool) -> None:
+    """The instance of one path, stated on all of them, proves what is false: here y >= x, by max(y, x) >= x.
+
+    Where the path has already decided the comparison nothing forks any more, and the instance is as partial.
+    """
+    assert decide(lemma.claim).verdict == "proved"
+    hints = (lambda x, y: (min(x, y), lemma(x, y))[1:]) if decided else (lambda x, y: (lemma(x, y),))
+    with pytest.raises(Forked, match=f"lemma {lemma.name} asks for a truth value"):
+        decide(Claim("false", (x, y), lambda x, y: y >= x, (), hints))
+
+
+def test_a_lemmas_arguments_may_come_from_a_path_that_forked() -> None:
+    claim = Claim(
+        "quotient of the greater",
+        (x, y, c),
+        lambda x, y, c: x // c <= max(x, y) // c,
+        (),
+        lambda x, y, c: (lemmas.ordered(x, max(x, y), c),),
+    )
+    assert decide(claim).verdict == "proved"
 
 
 def test_a_formula_that_is_right_is_not_refuted() -> None:

@@ -31,14 +31,16 @@ class ArithError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least value an argument may take, or the name of the argument that it may not exceed."""
+    """The least and the greatest value of an argument, or the name of another that it may not exceed."""
 
     least: int | None = None
+    most: int | None = None
     at_most: str | None = None
 
 
 POSITIVE = Limit(least=1)
 NATURAL = Limit(least=0)
+FLAG = Limit(least=0, most=1)
 ANY = Limit()
 
 DOMAINS: dict[Callable[..., object], dict[str, Limit]] = {}
@@ -94,6 +96,8 @@ class Checked(Generic[P, R]):
                 raise ArithError(self.__name__, name, f"must be an integer, got {value!r}")
             if limit.least is not None and value < limit.least:
                 raise ArithError(self.__name__, name, f"must be at least {limit.least}, got {value}")
+            if limit.most is not None and value > limit.most:
+                raise ArithError(self.__name__, name, f"must be at most {limit.most}, got {value}")
         for name, limit in self._bounded:
             if name in given and limit.at_most in given and given[name] > given[limit.at_most]:
                 value = given[name]

@@ -15,10 +15,8 @@ release 0.33.0 unless another is given; where a release has another formula, it 
 `..._v0_30`.
 """
 
-from spec.arith.checked import NATURAL, POSITIVE, Limit, domain
+from spec.arith.checked import FLAG, NATURAL, POSITIVE, Limit, domain
 from spec.arith.division import cdiv, floordiv, floormod, round_down
-
-FLAG = Limit(least=0)
 
 # units ------------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ def obligation(claim: Claim, fixed: dict[str, int] | None = None) -> Obligation:
     domain = [formula_of(t) for t in _domain(claim.symbols, values)]
     used: dict[str, Lemma] = {}
     failures: list[Formula] = []
-    # An instance of a lemma holds on every path, so it is stated once, not on the path whose hints named it.
+    # An instance of a lemma holds on every path (`Lemma.__call__` refuses one that forks), so it is stated
+    # once, not on the path whose hints named it.
     instances: dict[Formula, None] = {}
 
     def run() -> Formula:

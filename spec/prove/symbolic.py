@@ -12,7 +12,8 @@ which is what makes proofs about padding short.  The definition is stated under 
 itself is an obligation of the path that divided: assuming it would prove anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -250,6 +251,10 @@ class TooManyPaths(RuntimeError):
     """A function forked more often than `Context.max_paths`."""
 
 
+class Forked(RuntimeError):
+    """What is to be stated on every path asked for a truth value, so it would hold on one path only."""
+
+
 @dataclass(slots=True)
 class Context:
     """The atoms of one obligation, the divisions made over them, and the path that is being run."""
@@ -264,6 +269,7 @@ class Context:
     _lower: dict[Poly, int] = field(default_factory=dict)
     _known: dict[Formula, bool] = field(default_factory=dict)
     _obligations: list[tuple[int, Poly]] = field(default_factory=list)
+    _unforked: str | None = None
 
     def symbol(self, name: str) -> Int:
         """A new atom."""
@@ -357,7 +363,15 @@ class Context:
         self._learn(formula)
 
     def decide(self, formula: Formula) -> bool:
-        """The truth of a formula on this path; forks where the path has not decided it."""
+        """The truth of a formula on this path; forks where the path has not decided it.
+
+        Raises Forked inside `unforked`, also where the path has decided it: the answer is this path's.
+        """
+        if self._unforked is not None and formula not in (TRUE, FALSE):
+            raise Forked(
+                f"{self._unforked} asks for a truth value (if, and, or, not, min, max), so what it states "
+                "holds on one path only; state it by both, either, implies and comparisons"
+            )
         implied = self._implied(formula)
         if implied is not None:
             return implied
@@ -370,6 +384,15 @@ class Context:
         self._taken.append(answer)
         self.assume(formula if answer else negate(formula))
         return answer
+
+    @contextmanager
+    def unforked(self, what: str) -> Iterator[None]:
+        """Within it nothing may fork: what is evaluated is one formula, the same on every path."""
+        before, self._unforked = self._unforked, what
+        try:
+            yield
+        finally:
+            self._unforked = before
 
     def explore(self, function: Callable[[], Any]) -> list[Path]:
         """Every path of a function of no arguments over this context's integers."""

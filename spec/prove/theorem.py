@@ -8,11 +8,12 @@ it), and over boxes (the smallest witness).  Inside a claim, `and`, `or`, `if`, 
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from spec.prove.symbolic import Truth, both, implies
+from spec.prove.symbolic import Int, Truth, both, implies
 
 Group = Literal["coverage", "align"]
 Values = dict[str, Any]
@@ -96,12 +97,18 @@ class Lemma:
     def __call__(self, *arguments: Any) -> LemmaUse:
         """The instance at these arguments, in the order of the symbols: domain and hypotheses imply the
         claim.
+
+        Raises Forked where the lemma's own predicates fork: an instance is used on every path, so it must be
+        one formula.  The arguments may come from a path that forked, since the lemma holds for any integers.
         """
         names = [symbol.name for symbol in self.claim.symbols]
         values = dict(zip(names, arguments, strict=True))
-        premises = [values[s.name] >= s.least for s in self.claim.symbols if s.least is not None]
-        premises += [apply(h.holds, values) for h in self.claim.hypotheses]
-        return LemmaUse(self, implies(both(*premises), apply(self.claim.holds, values)))
+        symbolic = next((argument for argument in arguments if isinstance(argument, Int)), None)
+        with symbolic.context.unforked(f"lemma {self.name}") if symbolic is not None else nullcontext():
+            premises = [values[s.name] >= s.least for s in self.claim.symbols if s.least is not None]
+            premises += [apply(h.holds, values) for h in self.claim.hypotheses]
+            instance = implies(both(*premises), apply(self.claim.holds, values))
+        return LemmaUse(self, instance)
 
 
 @dataclass(frozen=True, slots=True)
