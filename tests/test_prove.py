@@ -256,11 +256,31 @@ def test_both_solvers_prove_everything_and_agree(
     assert outcome_of(runs["z3"][1]) == outcome_of(runs["cvc5"][1])
 
 
-def test_every_letter_of_a_theorem_has_a_meaning() -> None:
+def test_every_letter_of_a_claim_is_told_with_its_own_meaning() -> None:
     for theorem in theorems.theorems_of("arith"):
-        told = report.letters(theorem)
-        for symbol in (symbol for claim in theorem.claims for symbol in claim.symbols):
-            assert symbol.meaning and f"{symbol.name}: " in told, (theorem.name, symbol.name)
+        told = report.letters(theorem).split("; ")
+        for claim in theorem.claims:
+            domain = report.domain_text(claim, report.meanings(theorem))
+            for symbol in claim.symbols:
+                once = f"{symbol.name}: {symbol.meaning}" in told
+                here = f"{symbol.domain} ({symbol.meaning})" in domain
+                assert symbol.meaning and once != here, (theorem.number, claim.name, symbol.name)
+
+
+def test_a_letter_with_two_meanings_is_told_in_each_claim() -> None:
+    chunks, blocks = Symbol("x", 1, "chunks"), Symbol("x", 1, "blocks")
+    theorem = theorem_of(TRUE, *(Claim("", (s, b), lambda x, b: x * b >= x) for s in (chunks, blocks)))
+    assert report.letters(theorem) == "x: as each claim says; c: a divisor; b: a block"
+    told = [report.domain_text(claim, report.meanings(theorem)) for claim in theorem.claims]
+    assert told == ["x any (an integer), c >= 1", "x >= 1 (chunks), b >= 1", "x >= 1 (blocks), b >= 1"]
+
+
+def test_every_claim_of_a_theorem_is_about_a_shared_formula() -> None:
+    """A claim that runs no formula says something about letters only, whatever the theorem makes of it."""
+    for theorem in theorems.theorems_of("arith"):
+        for claim in theorem.claims:
+            assert mutants.functions_run(claim), (theorem.number, claim.name)
+    assert not mutants.functions_run(Claim("bare", (x, y), lambda x, y: x >= y))
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ THEOREM_11 = Theorem(
         ),
         Claim(
             "seed column is the running column of the step that ended there",
-            (COMPUTED, Symbol("q", 0, "tokens scheduled"), BLOCK),
+            (COMPUTED, Symbol("q", 0, "tokens scheduled in the step"), BLOCK),
             lambda c, q, bs: align.seed_column(c + q, bs) == align.running_column(c, q, bs),
             (),
             lambda c, q, bs: equal(align.seed_column(c + q, bs), align.running_column(c, q, bs), bs),
@@ -139,7 +139,7 @@ THEOREM_12 = Theorem(
     (
         Claim(
             "running and scratch columns fill the row",
-            (COMPUTED, Symbol("q", 1, "tokens scheduled"), Symbol("i", 0, "draft"), DRAFTS, BLOCK),
+            (COMPUTED, SCHEDULED, Symbol("i", 0, "draft"), DRAFTS, BLOCK),
             lambda c, q, i, K, bs: both(
                 align.running_column(c, q, bs) >= 0,
                 align.last_state_column(align.required_columns(c, q, bs, K), K)
@@ -164,7 +164,7 @@ THEOREM_12 = Theorem(
         ),
         Claim(
             "source column lies between the running column and its last scratch column",
-            (LAST_RUNNING, Symbol("a", 0, "tokens accepted"), DRAFTS),
+            (LAST_RUNNING, Symbol("a", 0, "tokens accepted in the step"), DRAFTS),
             lambda r0, a, K: both(
                 align.accepted_offset(a) >= 0,
                 align.accepted_offset(a) <= K,
@@ -187,7 +187,7 @@ THEOREM_12 = Theorem(
         ),
         Claim(
             "aligned state indices begin at the running column, and at 0 for a padded row",
-            (COMPUTED, Symbol("q", 0, "tokens scheduled"), BLOCK),
+            (COMPUTED, Symbol("q", 0, "tokens scheduled in the step"), BLOCK),
             lambda c, q, bs: (
                 align.aligned_first_column(c + q, bs) == (align.running_column(c, q, bs) if c + q >= 1 else 0)
             ),
@@ -233,7 +233,7 @@ THEOREM_12 = Theorem(
             "historic",
             Claim(
                 "offset a-1 without a bound",
-                (LAST_RUNNING, Symbol("a", 0, "tokens accepted")),
+                (LAST_RUNNING, Symbol("a", 0, "tokens accepted in the step")),
                 lambda r0, a: r0 + a - 1 >= r0,
             ),
             {"r0": 3, "a": 0},

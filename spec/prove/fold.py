@@ -208,7 +208,7 @@ THEOREM_15 = Theorem(
 
 _B = Symbol("B", 1, "a boundary in tokens")
 _v = Symbol("v", 0, "tokens known")
-_q0 = Symbol("q", 0, "tokens scheduled")
+_q0 = Symbol("q", 0, "tokens scheduled in the step")
 
 THEOREM_16 = Theorem(
     16,

@@ -28,9 +28,9 @@ TAIL_DROP = Theorem(
     "coverage",
     "A dropping group asks for one chunk past the candidate and gives one back, once. Sliding window: "
     "the whole window of the final hit and the chunk past it were present; after another group shrank "
-    "the hit by s chunks without a new drop, the chunk past it still is iff s <= the window. Full "
-    "attention: the chunk past every smaller hit is present. Where the extra chunk is present the drop "
-    "costs nothing, and otherwise at most one chunk.",
+    "the hit without a new drop, the chunk past it is one of those iff the hit shrank by at most as many "
+    "chunks as that window has. Full attention: the chunk past every smaller hit is present. Where the "
+    "extra chunk is present the drop costs nothing, and otherwise at most one chunk.",
     (
         Claim(
             "sliding window: the final hit ends with the chunk before the last present one",
@@ -67,11 +67,22 @@ TAIL_DROP = Theorem(
             ),
         ),
         Claim(
-            "sliding window: the chunk past a later, smaller hit is in the run iff it shrank by at most "
-            "w chunks",
-            (_R, v.w, v.s),
-            lambda R, w, s: iff(both(R - 1 - s >= R - 1 - w, R - 1 - s < R), s <= w),
-            (Hypothesis("s < R", lambda R, s: s < R),),
+            "sliding window: the chunk past a later, smaller hit is among those found present with the "
+            "final one iff the hit shrank by at most the final one's window, in chunks",
+            (_y, _R, v.t, v.p, v.W, v.e, v.meant(v.h, "a later, smaller hit")),
+            lambda y, R, t, p, W, e, h: iff(
+                both(
+                    cov.demand_end_chunk(h, t) >= cov.lookup_first_chunk(_dropped(y, R, t), p, W, e, t),
+                    cov.demand_end_chunk(h, t) < R,
+                ),
+                cov.demand_end_chunk(_dropped(y, R, t), t) - cov.demand_end_chunk(h, t)
+                <= cov.lookup_window_chunks(_dropped(y, R, t), W, e, t),
+            ),
+            (Hypothesis("p < h <= final hit", lambda y, R, t, p, h: both(p < h, h <= _dropped(y, R, t))),),
+            lambda y, R, t, p, h: (
+                *v.pairs(t, cdiv(h, t), R - 1),
+                lemmas.monotone(cdiv(h, t), floordiv(p, t), t),
+            ),
         ),
         Claim(
             "full attention: the chunk past any hit up to the final one is present",
@@ -160,6 +171,9 @@ def _plain_drop(y: int, R: int, t: int) -> int:
 
 # 7 ---------------------------------------------------------------------------------------------------------
 
+_a = Symbol("a", 0, "one group's hit")
+_c = Symbol("c", 0, "another group's hit")
+_ALIGNMENT = v.meant(v.A, "alignment of hits in tokens")
 _FOLD = Contract(
     "common-hit fixed point",
     "the local hit of a hybrid cache is common_hit folded over the groups and n - 1, with the least "
@@ -177,7 +191,7 @@ COMMON_HIT = Theorem(
     (
         Claim(
             "local: within both hits, aligned",
-            (Symbol("a", 0, "one group's hit"), Symbol("c", 0, "another's hit"), v.A),
+            (_a, _c, _ALIGNMENT),
             lambda a, c, A: both(
                 cov.common_hit(a, c, A) <= a,
                 cov.common_hit(a, c, A) <= c,
@@ -192,21 +206,21 @@ COMMON_HIT = Theorem(
         ),
         Claim(
             "local: the longest aligned one",
-            (Symbol("a", 0, "one group's hit"), Symbol("c", 0, "another's hit"), v.A, v.m),
+            (_a, _c, _ALIGNMENT, v.meant(v.m, "units of alignment")),
             lambda a, c, A, m: m * A <= cov.common_hit(a, c, A),
             (Hypothesis("m*A is within both", lambda a, c, A, m: both(m * A <= a, m * A <= c)),),
             lambda a, c, A, m: v.pairs(A, m, floordiv(min(a, c), A)),
         ),
         Claim(
             "local: a multiple of each block that divides the alignment",
-            (Symbol("a", 0, "one group's hit"), Symbol("c", 0, "another's hit"), v.b, v.m),
+            (_a, _c, v.b, v.meant(v.m, "blocks in the alignment")),
             lambda a, c, b, m: floormod(cov.common_hit(a, c, m * b), b) == 0,
             (),
             lambda a, c, b, m: (lemmas.multiple(floordiv(min(a, c), m * b) * m, b),),
         ),
         Claim(
             "local: below n",
-            (v.n, Symbol("c", 0, "a group's hit"), v.A),
+            (v.n, v.meant(_c, "a group's hit"), _ALIGNMENT),
             lambda n, c, A: cov.common_hit(n - 1, c, A) < n,
         ),
         Claim(
@@ -235,7 +249,12 @@ COMMON_HIT = Theorem(
         ),
         Claim(
             "lookup: a multiple of M stays one if M divides the group's chunk",
-            (v.m, v.M, _R, v.g),
+            (
+                v.meant(v.m, "Mamba chunks in the candidate"),
+                v.M,
+                _R,
+                v.meant(v.g, "Mamba chunks in the group's chunk"),
+            ),
             lambda m, M, R, g: floormod(cov.shrink_hit(m * M, R, g * M), M) == 0,
             (),
             lambda m, M, R, g: (lemmas.multiple(m, M), lemmas.multiple(R * g, M)),
@@ -316,6 +335,7 @@ COMMON_HIT = Theorem(
 _C = Symbol("C", 0, "tokens computed when columns are freed: processed, none in flight")
 _c2 = Symbol("c", 0, "tokens computed at a later step")
 _x2 = Symbol("x", 0, "a token that the later step reads")
+_g = v.meant(v.g, "blocks in the local hit")
 _LATER = Hypothesis("c >= C", lambda C, c: c >= C)
 
 FREED_COLUMNS = Theorem(
@@ -372,7 +392,7 @@ FREED_COLUMNS = Theorem(
         ),
         Claim(
             "local hit: the window is held",
-            (v.g, v.W, v.b),
+            (_g, v.W, v.b),
             lambda g, W, b: both(
                 cov.first_retained_column(g * b, W, 0, b) >= max(g - cov.local_need_blocks(W, b), 0),
                 cov.local_need_blocks(W, b) * b < W - 1 + b,
@@ -384,7 +404,7 @@ FREED_COLUMNS = Theorem(
         ),
         Claim(
             "local hit: everything retained at h is held iff",
-            (v.g, v.W, v.e, v.b),
+            (_g, v.W, v.e, v.b),
             lambda g, W, e, b: iff(
                 cov.first_retained_column(g * b, W, e, b) >= g - cov.local_need_blocks(W, b),
                 either(W - 1 + e <= b * cov.local_need_blocks(W, b), g <= cov.local_need_blocks(W, b)),
@@ -418,7 +438,7 @@ FREED_COLUMNS = Theorem(
             "hypothetical",
             Claim(
                 "local hit: the extra tokens are held",
-                (v.g, v.W, v.e, v.b),
+                (_g, v.W, v.e, v.b),
                 lambda g, W, e, b: (
                     cov.first_retained_column(g * b, W, e, b) >= g - cov.local_need_blocks(W, b)
                 ),

@@ -4,9 +4,12 @@ import textwrap
 from typing import Any
 
 from spec.prove.engine import ClaimResult, Outcome, RefutationResult, TheoremResult
-from spec.prove.theorem import Claim, Contract, Theorem
+from spec.prove.theorem import Claim, Contract, Symbol, Theorem
 
 WIDTH = 108
+
+Meanings = dict[str, list[str]]
+"""For each letter of a theorem what it stands for, one entry for each meaning."""
 
 
 def _block(label: str, text: str, indent: int = 5) -> str:
@@ -21,9 +24,17 @@ def _block(label: str, text: str, indent: int = 5) -> str:
     )
 
 
-def domain_text(claim: Claim) -> str:
-    """The domain of a claim and its side conditions."""
-    parts = [", ".join(symbol.domain for symbol in claim.symbols)]
+def domain_text(claim: Claim, told: Meanings | None = None) -> str:
+    """The domain of a claim and its side conditions.
+
+    A letter that has several meanings in the theorem (`told`) has its own beside it.
+    """
+
+    def domain(symbol: Symbol) -> str:
+        several = told is not None and len(told[symbol.name]) > 1
+        return f"{symbol.domain} ({symbol.meaning})" if several else symbol.domain
+
+    parts = [", ".join(domain(symbol) for symbol in claim.symbols)]
     parts += [hypothesis.text for hypothesis in claim.hypotheses]
     return "; ".join(parts)
 
@@ -33,9 +44,9 @@ def point_text(point: dict[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in point.items())
 
 
-def _claim_text(result: ClaimResult) -> str:
+def _claim_text(result: ClaimResult, told: Meanings) -> str:
     mark = "" if result.verdict == "proved" else f"{result.verdict.upper()}: "
-    text = f"{mark}{result.claim.name} [{domain_text(result.claim)}]"
+    text = f"{mark}{result.claim.name} [{domain_text(result.claim, told)}]"
     if result.counterexample is not None:
         text += f"; false at {point_text(result.counterexample)}"
     if result.reason:
@@ -55,13 +66,22 @@ def _refutation_text(result: RefutationResult) -> str:
     return "\n".join(lines)
 
 
-def letters(theorem: Theorem) -> str:
-    """What each letter of a theorem's claims means."""
-    meanings: dict[str, list[str]] = {}
+def meanings(theorem: Theorem) -> Meanings:
+    """What each letter of a theorem's claims means there, in order of first use."""
+    found: Meanings = {}
     for symbol in (symbol for claim in theorem.claims for symbol in claim.symbols):
-        if symbol.meaning and symbol.meaning not in meanings.setdefault(symbol.name, []):
-            meanings[symbol.name].append(symbol.meaning)
-    return "; ".join(f"{name}: {' or '.join(told)}" for name, told in meanings.items() if told)
+        if symbol.meaning not in found.setdefault(symbol.name, []):
+            found[symbol.name].append(symbol.meaning)
+    return found
+
+
+def letters(theorem: Theorem) -> str:
+    """What each letter of a theorem's claims means, if it means the same in all of them."""
+    told = meanings(theorem)
+    return "; ".join(
+        f"{name}: {meaning[0] if len(meaning) == 1 else 'as each claim says'}"
+        for name, meaning in told.items()
+    )
 
 
 def theorem_text(result: TheoremResult) -> str:
@@ -70,7 +90,8 @@ def theorem_text(result: TheoremResult) -> str:
     lines = [f"{theorem.number:>3}. {theorem.name:<40} {result.verdict:<12} {result.seconds:6.2f} s"]
     lines.append(_block("states", theorem.statement))
     lines.append(_block("letters", letters(theorem)))
-    lines += [_claim_text(claim) for claim in result.claims]
+    told = meanings(theorem)
+    lines += [_claim_text(claim, told) for claim in result.claims]
     lines.append(_block("lemmas", ", ".join(result.lemmas) or "none"))
     lines.append(_block("contracts", ", ".join(c.name for c in theorem.contracts) or "none"))
     lines += [_refutation_text(refutation) for refutation in result.refutes]
@@ -223,8 +244,9 @@ def as_markdown(outcome: Outcome, group: str) -> str:
         lines += ["", f"## Theorem {theorem.number}", "", f"**{_cell(theorem.name)}** ({theorem.group}). "]
         lines[-1] += _cell(theorem.statement)
         lines += ["", f"Letters: {_cell(letters(theorem))}.", ""]
+        told = meanings(theorem)
         for claim in result.claims:
-            lines.append(f"- {claim.verdict}: {_cell(claim.claim.name)} — `{domain_text(claim.claim)}`")
+            lines.append(f"- {claim.verdict}: {_cell(claim.claim.name)} — `{domain_text(claim.claim, told)}`")
         lines += ["", f"Lemmas: {', '.join(result.lemmas) or 'none'}. "]
         lines[-1] += f"Contracts: {', '.join(c.name for c in theorem.contracts) or 'none'}."
         for refutation in result.refutes:

@@ -155,7 +155,7 @@ CHUNK_COVERAGE = Theorem(
         Claim(
             "lookup asks for no more: from the local prefix's last chunk or the window's first, "
             "whichever is later",
-            (v.h, v.p, v.w, v.t),
+            (v.h, v.p, v.meant(v.w, "chunks in a row that lookup requires"), v.t),
             lambda h, p, w, t: both(
                 cov.first_checked_chunk(h, p, w, t) >= cov.lookup_first_chunk_full(p, t),
                 cov.first_checked_chunk(h, p, w, t) >= cdiv(h, t) - w,
@@ -182,7 +182,7 @@ CHUNK_COVERAGE = Theorem(
         ),
         Claim(
             "chunked-local attention, t divides A",
-            (v.h, v.p, v.m, v.b, v.k, v.j),
+            (v.h, v.p, v.meant(v.m, "chunks in an attention chunk"), v.b, v.k, v.j),
             lambda h, p, m, b, k, j: (
                 j >= cov.first_checked_chunk(h, p, cov.chunked_window_chunks(m * b * k, b * k), b * k)
             ),
@@ -206,7 +206,7 @@ CHUNK_COVERAGE = Theorem(
         ),
         Claim(
             "chunked-local attention, A divides t",
-            (v.h, v.p, v.A, v.m, v.b, v.k, v.j),
+            (v.h, v.p, v.A, v.meant(v.m, "attention chunks in a chunk"), v.b, v.k, v.j),
             lambda h, p, A, b, k, j: (
                 j >= cov.first_checked_chunk(h, p, cov.chunked_window_chunks(A, b * k), b * k)
             ),
@@ -232,7 +232,7 @@ CHUNK_COVERAGE = Theorem(
         Claim(
             "chunked-local attention, exact: every hit in the attention chunk from s = m*A is covered if "
             "s mod t + A - 1 <= t*cdiv(A,t)",
-            (v.h, v.m, v.A, v.t),
+            (v.h, v.meant(v.m, "attention chunks before the hit's"), v.A, v.t),
             lambda h, m, A, t: (
                 floordiv(cov.skipped_tokens_chunked(h, A), t) >= cdiv(h, t) - cov.chunked_window_chunks(A, t)
             ),
@@ -253,7 +253,7 @@ CHUNK_COVERAGE = Theorem(
         ),
         Claim(
             "chunked-local attention, exact: otherwise the last hit in it, s + A - 1, is not covered",
-            (v.m, v.A, v.t),
+            (v.meant(v.m, "attention chunks before the hit's"), v.A, v.t),
             lambda m, A, t: floordiv(m * A, t) < cdiv(m * A + A - 1, t) - cov.chunked_window_chunks(A, t),
             (
                 Hypothesis(
@@ -293,6 +293,8 @@ CHUNK_COVERAGE = Theorem(
 
 # 3 ---------------------------------------------------------------------------------------------------------
 
+_m = v.meant(v.m, "chunks in the hit")
+
 BASE_WINDOW = Theorem(
     3,
     "base window",
@@ -319,7 +321,7 @@ BASE_WINDOW = Theorem(
         ),
         Claim(
             "base against demand at h = m*t",
-            (v.m, v.W, v.e, v.b, v.k),
+            (_m, v.W, v.e, v.b, v.k),
             lambda m, W, e, b, k: (
                 cov.base_window_chunks(W, e, b * k)
                 - (_end(m * b * k, b, k) - cov.demand_first_chunk_window(m * b * k, 0, W, e, b, k))
@@ -342,7 +344,7 @@ BASE_WINDOW = Theorem(
         ),
         Claim(
             "the base window is the load window at a multiple of t, and at least 1",
-            (v.m, v.W, v.e, v.t),
+            (_m, v.W, v.e, v.t),
             lambda m, W, e, t: both(
                 cov.lookup_window_chunks(m * t, W, e, t) == cov.base_window_chunks(W, e, t),
                 cov.base_window_chunks(W, e, t) >= 1,
@@ -367,7 +369,7 @@ BASE_WINDOW = Theorem(
             "historic",
             Claim(
                 "base of 0.30.0 covers the demand at h = m*t",
-                (v.m, v.W, v.e, v.b, v.k),
+                (_m, v.W, v.e, v.b, v.k),
                 lambda m, W, e, b, k: (
                     cov.base_window_chunks_v0_30(W, b * k)
                     >= _end(m * b * k, b, k) - cov.demand_first_chunk_window(m * b * k, 0, W, e, b, k)
@@ -402,7 +404,7 @@ BASE_WINDOW = Theorem(
             "historic",
             Claim(
                 "base equals demand at e = 0",
-                (v.m, v.W, v.b, v.k),
+                (_m, v.W, v.b, v.k),
                 lambda m, W, b, k: (
                     cov.base_window_chunks(W, 0, b * k)
                     == _end(m * b * k, b, k) - cov.demand_first_chunk_window(m * b * k, 0, W, 0, b, k)

@@ -10,6 +10,9 @@ from spec.prove import vocabulary as v
 from spec.prove.symbolic import Truth, both, either, iff, implies, negation
 from spec.prove.theorem import Claim, Contract, Hypothesis, LemmaUse, Refutation, Symbol, Theorem
 
+_PROMPT_FULL = v.meant(v.m, "full-attention chunks in the prompt")
+_PROMPT_CHUNKS = v.meant(v.g, "chunks in the prompt")
+
 # 2 ---------------------------------------------------------------------------------------------------------
 
 _STORE = Contract(
@@ -84,7 +87,7 @@ def _blocks_claim(name: str, need: Need, d: int, before_end: int = 0) -> Claim:
 
     return Claim(
         name,
-        (v.m, v.f, v.b, v.p, v.W, v.e, v.i),
+        (_PROMPT_FULL if before_end else v.m, v.f, v.b, v.p, v.W, v.e, v.i),
         _kept(need, d),
         (Hypothesis("p < h", lambda m, f, b, p: p < hit(m, f, b)), _read_columns(hit)),
         lambda m, f, b, p, W, e, i: (
@@ -122,7 +125,9 @@ def _hole_claim() -> Claim:
         ),
     )
     return replace(
-        plain, symbols=(v.m, v.f, v.b, v.k, v.p, v.W, v.e, v.i), hypotheses=(*plain.hypotheses, named)
+        plain,
+        symbols=(_PROMPT_FULL, v.f, v.b, v.k, v.p, v.W, v.e, v.i),
+        hypotheses=(*plain.hypotheses, named),
     )
 
 
@@ -191,7 +196,7 @@ BLOCK_COVERAGE = Theorem(
         ),
         Claim(
             "hit n - 1, F | n: kept, but for the first readable block when b divides W + e - 1",
-            (v.m, v.f, v.b, v.W, v.e, v.i),
+            (_PROMPT_FULL, v.f, v.b, v.W, v.e, v.i),
             lambda m, f, b, W, e, i: iff(
                 _kept(cov.store_need_blocks, 0)(f, b, W, e, i),
                 either(
@@ -421,7 +426,7 @@ def _found_last(name: str, need: Need, condition: bool) -> Claim:
     )
     return Claim(
         name,
-        (v.g, v.m, v.f, v.b, v.k, v.W, v.e, v.j),
+        (_PROMPT_CHUNKS, _PROMPT_FULL, v.f, v.b, v.k, v.W, v.e, v.j),
         lambda g, f, b, k, W, e, j: _stored(j, g * k * b, b, k, f, need(W, e, b, 0), 0),
         (
             Hypothesis("n = g*t = m*F", lambda g, m, f, k: g * k == m * f),
@@ -629,7 +634,15 @@ AGREEMENT = Theorem(
         _found_last("h = n - 1: found if", cov.store_need_blocks, True),
         Claim(
             "h = n - 1: found only if: W = w*t + 1 - e, f - need >= k",
-            (v.g, v.m, v.f, v.b, v.k, v.e, v.w),
+            (
+                _PROMPT_CHUNKS,
+                _PROMPT_FULL,
+                v.f,
+                v.b,
+                v.k,
+                v.e,
+                v.meant(v.w, "whole chunks in the window and the extra tokens before the current token"),
+            ),
             lambda g, f, b, k, e, w: both(
                 _window_at(g * k * b - 1, w * b * k + 1 - e, e, b * k) == g - w - 1,
                 negation(
@@ -676,7 +689,7 @@ AGREEMENT = Theorem(
         Claim(
             "a hit m*F past p gains a chunk of full attention, and at p = 0 one of the window group iff h "
             ">= t; n - 1 past p gains both iff n > F, n > t",
-            (v.m, v.F, v.t, v.n, v.p),
+            (v.meant(v.m, "full-attention chunks past the local prefix"), v.F, v.t, v.n, v.p),
             lambda m, F, t, n, p: both(
                 cov.worth_loading(m * F, 0, F),
                 cov.worth_loading(p + m * F, p, F),
@@ -701,7 +714,12 @@ AGREEMENT = Theorem(
         Claim(
             "with a Mamba chunk M = g*F: the candidate is the last multiple of M below n, a multiple of "
             "F that full attention does not shrink",
-            (v.n, v.F, v.g, Symbol("y", 0, "a multiple of M, in units of M")),
+            (
+                v.n,
+                v.F,
+                v.meant(v.g, "full-attention chunks in a Mamba chunk"),
+                Symbol("y", 0, "a multiple of M, in units of M"),
+            ),
             lambda n, F, g, y: both(
                 cov.lookup_candidate(n, g * F) == floordiv(n - 1, g * F) * g * F,
                 cov.lookup_candidate(n, g * F) < n,

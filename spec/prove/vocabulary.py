@@ -2,8 +2,11 @@
 
 n prompt or known tokens, h hit, p local prefix, W window, e extra retained tokens, b block, k blocks a
 chunk, t = b*k tokens a chunk, F = f*b full-attention chunk, M Mamba chunk, A attention chunk of
-chunked-local attention, j a chunk, i a column.  All are integers of any size; none is bounded above.
+chunked-local attention, j a chunk, i a column.  All are integers of any size; none is bounded above.  A
+claim that uses a letter for something else says so with `meant`.
 """
+
+from dataclasses import replace
 
 from spec.prove import lemmas
 from spec.prove.theorem import Contract, Hypothesis, LemmaUse, Symbol
@@ -21,8 +24,7 @@ f = Symbol("f", 1, "blocks of this group in a full-attention chunk")
 m = Symbol("m", 1, "full-attention chunks in the hit")
 M = Symbol("M", 1, "tokens of a Mamba chunk")
 A = Symbol("A", 1, "tokens of an attention chunk")
-g = Symbol("g", 1, "chunks, or Mamba chunks in full-attention chunks")
-r = Symbol("r", 1, "chunks of this group in a full-attention chunk")
+g = Symbol("g", 1, "chunks in the hit")
 w = Symbol("w", 0, "whole chunks in the window before the current token")
 j = Symbol("j", 0, "a chunk")
 i = Symbol("i", 0, "a column")
@@ -31,6 +33,11 @@ s = Symbol("s", 0, "first token of a range")
 T = Symbol("T", 1, "tokens of a range")
 x = Symbol("x", None, "an integer")
 c = Symbol("c", 1, "a divisor")
+
+
+def meant(symbol: Symbol, meaning: str) -> Symbol:
+    """The symbol, with what it counts in one claim."""
+    return replace(symbol, meaning=meaning)
 
 
 def chunks_text(first: int, end: int) -> str:
