@@ -3,7 +3,7 @@
 from typing import Any
 
 from spec.arith import align
-from spec.arith.division import floordiv, round_down
+from spec.arith.division import cdiv, floordiv, floormod, round_down
 from spec.prove.lemmas import scaled
 from spec.prove.steps import (
     ACCEPTED,
@@ -26,23 +26,27 @@ from spec.prove.theorem import Claim, Hypothesis, LemmaUse, Refutation, Symbol, 
 # --- 15: the fold -------------------------------------------------------------------------------------------
 
 _a0 = Symbol("a0", 1, "tokens accepted in the step before")
+_SEED = Symbol("r0", -1, "running column of the step before, or the seed column")
 _old = Symbol("old", None, "what the column held before the step")
 
 
 class _Columns:
-    """A row's contents as one decode step leaves them: what a column holds is the number of tokens folded
-    into it.
+    """A row's contents as one step leaves them: what a column holds is the number of tokens folded into it.
 
-    Before the step the source column holds c tokens; whatever else is read holds `old`.
+    Before the step the source column holds c tokens; whatever else is read holds `old`.  A decode step
+    writes the state after each of its q tokens and ends at c + a; a prefill chunk (`prefill`) writes one
+    state, after all q, and counts as one accepted token.
     """
 
-    def __init__(self, c: Any, q: Any, a: Any, r0: Any, a0: Any, bs: Any, old: Any) -> None:
-        self.c, self.q, self.a, self.bs, self.old = c, q, a, bs, old
+    def __init__(
+        self, c: Any, q: Any, a: Any, r0: Any, a0: Any, bs: Any, old: Any, prefill: bool = False
+    ) -> None:
+        self.c, self.q, self.a, self.bs, self.old, self.prefill = c, q, a, bs, old, prefill
         self.source = align.source_column(r0, a0)
         self.running = align.running_column(c, q, bs)
         self.moved = bool(r0 != self.running)
         self.count = 1 if self.moved else a0
-        after = c + a
+        after = c + q if prefill else c + a
         self.copied = bool(align.boundary_reached(after, a, bs))
         self.destination = align.destination_column(after, bs)
         self.offset = align.boundary_offset(after, a, bs)
@@ -55,7 +59,9 @@ class _Columns:
         return self.c if column == self.source else self.old
 
     def after_forward(self, column: Any) -> Any:
-        """After the forward, which writes the state after each of its q tokens."""
+        """After the forward, which writes the state after each of its q tokens, or after the last only."""
+        if self.prefill:
+            return self.c + self.q if column == self.running else self.before_forward(column)
         if column >= self.running and column < self.running + self.q:
             return self.c + 1 + (column - self.running)
         return self.before_forward(column)
@@ -77,6 +83,23 @@ def _next_reads_verified(c: Any, q: Any, a: Any, r0: Any, a0: Any, bs: Any, old:
     row = _Columns(c, q, a, r0, a0, bs, old)
     truth: Truth = row.after_step(align.source_column(row.running, row.count_after)) == c + a
     return truth
+
+
+def _admitted(n: Any, bs: Any, old: Any) -> Truth:
+    # Admission puts one state into the row: that of the n tokens hit, in the column of the last of them.
+    def held(column: Any) -> Any:
+        return n if column == cdiv(n, bs) - 1 else old
+
+    truth: Truth = held(align.source_column(align.seed_column(n, bs), 1)) == n
+    return truth
+
+
+def _chunk(c: Any, q: Any, r0: Any, a0: Any, bs: Any, old: Any) -> Truth:
+    row = _Columns(c, q, 1, r0, a0, bs, old, prefill=True)
+    reads = row.before_forward(align.source_column(row.running, row.count)) == c
+    leaves = row.after_step(align.source_column(row.running, row.count_after)) == c + q
+    boundary = row.after_step(floordiv(c + q, bs) - 1) == c + q
+    return both(reads, leaves, implies(floormod(c + q, bs) == 0, boundary))
 
 
 def _boundary_exact(m: Any, c: Any, q: Any, a: Any, r0: Any, a0: Any, bs: Any, old: Any) -> Truth:
@@ -103,11 +126,27 @@ THEOREM_15 = Theorem(
     15,
     "fold",
     "align",
-    "if the source column holds the fold of c verified tokens, the step reads c tokens, the next one reads "
-    "c + a, and after post-process every boundary in (c, c+a] sits in its column as the fold of exactly "
-    "that many tokens, all verified, under K+1 <= bs; for every K+1 > bs there is a step after which a "
-    "boundary's column holds another state",
+    "after admission with n tokens hit the source column holds the fold of n; if it holds that of c "
+    "verified tokens, a prefill chunk reads c tokens, the next step reads c + q, and a boundary c + q sits "
+    "in its column; a decode step reads c, the next one reads c + a, and after post-process every boundary "
+    "in (c, c+a] sits in its column as the fold of exactly that many tokens, all verified, under K+1 <= bs; "
+    "for every K+1 > bs there is a step after which a boundary's column holds another state",
     (
+        Claim(
+            "admission: the first step reads the state after the n tokens hit, from the column of the last",
+            (Symbol("n", 1, "tokens hit at admission"), BLOCK, _old),
+            _admitted,
+            (),
+            lambda n, bs: equal(align.seed_column(n, bs), cdiv(n, bs) - 1, bs),
+        ),
+        Claim(
+            "a prefill chunk reads the state after c tokens, the next step that after c + q, and so does the "
+            "boundary's column if c + q is one",
+            (COMPUTED, SCHEDULED, _SEED, _a0, BLOCK, _old),
+            _chunk,
+            (),
+            lambda c, q, bs: equal(floordiv(c + q, bs), cdiv(c + q, bs), bs),
+        ),
         Claim(
             "the step reads the state after c tokens",
             STEP,
@@ -197,8 +236,13 @@ THEOREM_15 = Theorem(
     ),
     (),
     (
-        "Distinct columns are taken to be distinct blocks; theorem 13 shows that no decode step relocates "
-        "a block under K + 1 <= bs.",
+        "By induction over a request's steps every step reads the state after its c tokens: admission is "
+        "the base (a request without a hit starts from the empty state, its seed is -1), chunks and decode "
+        "steps carry it on. A chunk that passes a boundary leaves no state for it; theorem 17 says where "
+        "chunks end.",
+        "Distinct columns are taken to be distinct blocks. Under K + 1 <= bs no decode step relocates one: a "
+        "step takes only columns strictly between two running columns (theorem 13), and the running column "
+        "advances by at most one (theorem 14).",
         "All tokens folded into a boundary are verified: it is at most c + a.",
     ),
 )
