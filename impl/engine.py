@@ -76,7 +76,3 @@ class Engine:
     def on_reset(self, scope: str) -> Answer:
         """Clear the prefix caches."""
         return self.scheduler.on_reset(scope)
-
-    def fingerprint(self) -> str:
-        """The host's private state as text."""
-        return repr([self.scheduler.fingerprint(), *(worker.fingerprint() for worker in self.workers)])

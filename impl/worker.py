@@ -300,8 +300,3 @@ class Worker:
             self.decide.retained_column(group, max(row.processed, 0)) if group.kind is Kind.WINDOW else 0
             for group in self.config.groups
         )
-
-    def fingerprint(self) -> str:
-        """Private state as text."""
-        own = (self.slot, self.free_slots, self.generation, self.columns, self.ring, self.queued, self.batch)
-        return repr((own, self.counted, self.late))

@@ -201,10 +201,6 @@ class Lockstep:
         if kind != SAME:
             self.found.append(Difference(question, kind, text))
 
-    def fingerprint(self) -> str:
-        """The implementation's own state; what follows it adds nothing."""
-        return self.policy.fingerprint()
-
     # -- the seven questions -------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
         """Passed on."""

@@ -77,10 +77,6 @@ class Policy(Protocol):
         """The client has gone away."""
         ...
 
-    def fingerprint(self) -> str:
-        """The policy's private state as text, for searches that must not visit a state twice."""
-        ...
-
     def on_reset(self, scope: str) -> Answer:
         """Clear the prefix caches: ``local`` keeps the host tier."""
         ...

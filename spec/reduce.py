@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from spec.chains import Chains
 from spec.config import Config
 from spec.events import Event
 from spec.policies import PolicyFactory
@@ -29,9 +30,12 @@ def replay(
     choices: Sequence[Event],
     record: bool = False,
     off: frozenset[str] = frozenset(),
+    chains: Chains | None = None,
 ) -> World:
-    """The world after these choices, stopped at the first verdict; impossible choices are skipped."""
-    return replay_made(config, policy_factory, choices, record=record, off=off)[0]
+    """The world after these choices, stopped at the first verdict; impossible choices are skipped.
+
+    ``chains``: a table of prefixes that it shares with other worlds (:mod:`spec.fingerprint`)."""
+    return replay_made(config, policy_factory, choices, record=record, off=off, chains=chains)[0]
 
 
 def replay_made(
@@ -41,9 +45,10 @@ def replay_made(
     *,
     record: bool = False,
     off: frozenset[str] = frozenset(),
+    chains: Chains | None = None,
 ) -> tuple[World, Choices]:
     """The world, and the choices that were possible and therefore made."""
-    world = World(config, policy_factory, record=record, off=off)
+    world = World(config, policy_factory, record=record, off=off, chains=chains)
     made = tuple(choice for choice in choices if world.choose(choice))
     return world, made
 

@@ -313,9 +313,6 @@ class Silent:
     def on_reset(self, scope: str) -> Answer:
         return Answer()
 
-    def fingerprint(self) -> str:
-        return ""
-
 
 #: judged at a decision, but by what the ranks' memory holds and what they sampled
 NEEDS_RANKS = frozenset({"ready_chunk_exact", "output_exact"})

@@ -148,9 +148,10 @@ class World:
         record: bool = False,
         off: frozenset[str] = frozenset(),
         every: int = 64,
+        chains: Chains | None = None,
     ) -> None:
         self.config = config
-        self.chains = Chains()
+        self.chains = Chains() if chains is None else chains  # shared by worlds that are compared
         self.policy = policy(config, self.chains)
         self.book: Book = Book.empty(config, self.chains)
         self.mamba_groups = tuple(i for i, g in enumerate(config.groups) if g.kind is Kind.MAMBA)
@@ -554,29 +555,6 @@ class World:
             sorted((t.uid, t.way, sorted(t.reported)) for t in self.transfers.values()), len(self.queue),
             [[len(rank.streams[stream]) for stream in STREAMS] for rank in self.ranks],
         ))  # fmt: skip
-
-    def fingerprint(self) -> str:
-        """All that decides how the run goes on, as text: equal texts, equal futures."""
-        book = self.book
-        parts: list[object] = [
-            book.step, self.policy.fingerprint(),
-            sorted(
-                (u, r.status, r.known, r.computed, r.hit, r.cols, r.retained, r.flying)
-                for u, r in book.requests.items()
-            ),
-            list(book.free), sorted(book.by_key.items()), sorted(book.tier.items()),
-            sorted(book.core.jobs.items()), list(self.queue),
-            sorted((u, c.computed, len(c.tokens), c.agree, c.pending) for u, c in self.clients.items()),
-            sorted((t.job, sorted(t.reported), t.snapshots) for t in self.transfers.values()),
-        ]  # fmt: skip
-        for rank in self.ranks:
-            memory = rank.memory
-            parts += [
-                [list(map(repr, rank.streams[stream])) for stream in STREAMS], sorted(rank.ended),
-                sorted(rank.landed), memory.view, memory.cells, sorted(memory.host.items()),
-                memory.tables, memory.accepted, memory.state, memory.computed, memory.counts,
-            ]  # fmt: skip
-        return repr(parts)
 
     def leftover(self) -> str | None:
         """What an idle engine still holds."""

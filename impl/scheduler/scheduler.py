@@ -429,19 +429,3 @@ class Scheduler:
         ]
         self.cache.pool.given_back.clear()
         return list(dict.fromkeys([*fresh, *freed]))
-
-    def fingerprint(self) -> str:
-        """Private state as text."""
-        offload = self.offload
-        jobs = sorted((j, job.request.uid, job.way, job.chunks, sorted(job.waiting), job.failed, job.stale)
-                      for j, job in offload.jobs.items())  # fmt: skip
-        queues = [[r.uid for r in queue] for queue in (self.running, self.waiting, self.loading)]
-        requests = {
-            u: (r.status, r.computed, r.hit, r.flying, r.published, r.mirror, r.next_chunk, r.told, r.landed,
-                r.load_failed, r.tried, r.grown, r.sampled_in, r.in_batch,
-                [r.ids(g) for g in range(len(r.tables))])
-            for u, r in self.requests.items()
-        }  # fmt: skip
-        return repr((requests, queues, self.left, jobs, offload.fences, offload.loading, offload.new_stores,
-                     offload.new_loads, offload.tier.entries, offload.tier.places, offload.tier.limbo,
-                     self.cache.pool.free.ids(), self.cache.pool.blocks))  # fmt: skip

@@ -151,11 +151,6 @@ class Upstream:
         """The rank's step in the release's order."""
         return self.workers[rank].program(message)
 
-    def fingerprint(self) -> str:
-        """Everything the scheduler knows, and the workers' memory."""
-        own = (self.reports, self.proposed, [worker.fingerprint() for worker in self.workers])
-        return repr((own, self.ask("state")["state"]))
-
     # -- renaming --------------------------------------------------------------------------------------------
     def ask(self, ask: str, **arguments: Any) -> Plain:
         """One question; an exception inside the release is this policy's error."""

@@ -135,10 +135,6 @@ class Worker:
         self.queued: list[int] = []  # stores that the next step submits
         self.collected = 0  # last step that has collected the transfers that ended
 
-    def fingerprint(self) -> str:
-        """Private state as text."""
-        return repr((self.lives, self.queued, self.collected))
-
     def program(self, message: Message) -> Program:
         """The step's operations in the release's order."""
         raise NotImplementedError
@@ -245,9 +241,6 @@ class V2(Worker):
         self.generation = [0] * config.slots
         # What each of the last pp steps still has to post-process: step; by row slot, generation, needed.
         self.ring: deque[tuple[int, list[tuple[int, int, bool]]] | None] = deque([None] * config.pp)
-
-    def fingerprint(self) -> str:
-        return repr((super().fingerprint(), self.free, self.generation, self.ring))
 
     def program(self, message: Message) -> Program:
         """The step's operations in the release's order."""
@@ -422,11 +415,6 @@ class V1(Worker):
         self.last_rows: dict[UserId, int] = {}  # rows of the last step that computed something
         self.last_step = 0
         self.aside: dict[UserId, int] = {}  # repaired: accepted counts of requests that a step leaves out
-
-    def fingerprint(self) -> str:
-        return repr(
-            (super().fingerprint(), self.batch, self.tables, self.columns, self.last_rows, self.last_step)
-        )
 
     def decodes(self, row: Row) -> bool:
         """Whether the row is a verification (``_prepare_inputs``: ``num_decode_draft_tokens``)."""

@@ -18,9 +18,11 @@ from typing import Any
 
 from spec import config as configs
 from spec import script
+from spec.chains import Chains
 from spec.config import Config
 from spec.events import Event
 from spec.faults.fault import Fault
+from spec.fingerprint import mark
 from spec.reduce import reduce, replay
 from spec.walk import Adversary, PolicyFactory, draw_options, walk_once
 from spec.world import Breach, World
@@ -178,34 +180,43 @@ def breadth_first(
 ) -> tuple[str, Choices]:
     """Search all runs over the trace's own choices, shortest first; what it says, and the shortest run
     known."""
-    alphabet = list(dict.fromkeys(choices))
-    seen: set[int] = set()
+    alphabet = tuple(dict.fromkeys(choices))
+    chains, seen = Chains(), set[bytes]()
     level: list[Choices] = [()]
     began = time.perf_counter()
     for depth in range(1, len(choices) + 1):
         following: list[Choices] = []
-        for prefix in level:
-            for choice in alphabet:
-                world = replay(config, policy, prefix)
-                if not world.choose(choice):
-                    continue
-                if broke(world, rule):
-                    said = f"breadth-first over its {len(alphabet)} choices: {depth} ({len(seen)} states)"
-                    return said, (*prefix, choice)
-                if world.verdict:
-                    continue
-                mark = hash(world.fingerprint())
-                if mark not in seen:
-                    seen.add(mark)
-                    following.append((*prefix, choice))
-                if len(seen) >= states or time.perf_counter() - began > seconds:
-                    said = (
-                        f"breadth-first: none of {depth - 1} choices or fewer "
-                        f"({len(seen)} states, then stopped)"
-                    )
-                    return said, choices
+        for run, world in continued(config, policy, chains, level, alphabet):
+            if broke(world, rule):
+                said = f"breadth-first over its {len(alphabet)} choices: {depth} ({len(seen)} states)"
+                return said, run
+            if world.verdict:
+                continue
+            state = mark(world)
+            if state not in seen:
+                seen.add(state)
+                following.append(run)
+            if len(seen) >= states or time.perf_counter() - began > seconds:
+                said = (
+                    f"breadth-first: none of {depth - 1} choices or fewer ({len(seen)} states, then stopped)"
+                )
+                return said, choices
         level = following
     return f"breadth-first: none of up to {len(choices)} choices ({len(seen)} states)", choices
+
+
+def continued(
+    config: Config, policy: PolicyFactory, chains: Chains, level: Sequence[Choices], alphabet: Choices
+) -> Iterator[tuple[Choices, World]]:
+    """Every run of the level with every choice that is possible behind it, and the world that it leads to."""
+    for prefix in level:
+        world: World | None = None
+        for choice in alphabet:
+            if world is None:
+                world = replay(config, policy, prefix, chains=chains)
+            if world.choose(choice):  # else nothing has happened
+                yield (*prefix, choice), world
+                world = None
 
 
 def hunt(
@@ -361,21 +372,17 @@ def exhaust(
     """Try every run of up to ``depth`` choices over an alphabet, each followed by a quiet phase at the end.
 
     States that were visited are not visited again; what is said names the bounds and the number of states."""
-    seen: set[int] = set()
+    chains, seen = Chains(), set[bytes]()
     level: list[Choices] = [()]
     for _ in range(depth):
         following: list[Choices] = []
-        for prefix in level:
-            for choice in alphabet:
-                world = replay(config, policy, prefix)
-                if not world.choose(choice):
-                    continue
-                mark = hash(world.fingerprint())
-                if world.verdict:
-                    return f"broken after {len(prefix) + 1} choices", world.verdict
-                if mark not in seen:
-                    seen.add(mark)
-                    following.append((*prefix, choice))
+        for run, world in continued(config, policy, chains, level, alphabet):
+            if world.verdict:
+                return f"broken after {len(run)} choices", world.verdict
+            state = mark(world)
+            if state not in seen:
+                seen.add(state)
+                following.append(run)
         level = following
     for prefix in level:
         world = replay(config, policy, prefix)

@@ -44,8 +44,6 @@ class Tampered:
     def __getattr__(self, name: str) -> Any:
         if name == "worker_program":
             return lambda rank, message: self.program(rank, self.inner.worker_program(rank, message))
-        if name == "fingerprint":
-            return self.inner.fingerprint
         return lambda *args: self.ask(name, *args)
 
 

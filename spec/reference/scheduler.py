@@ -112,15 +112,6 @@ class Reference:
                 del self.limbo[place]
                 self.places.append(place)
 
-    def fingerprint(self) -> str:
-        """Private state as text."""
-        own = (
-            self.plans, self.running, self.waiting, self.loading_requests, self.leaving, self.jobs,
-            self.loading,
-            self.places, self.recency, self.fences, self.limbo, self.offers, self.new_stores, self.new_loads,
-        )  # fmt: skip
-        return repr((own, [worker.fingerprint() for worker in self.workers]))
-
     # -- questions -----------------------------------------------------------------------------------------
     def on_arrive(self, arrival: Arrival) -> Answer:
         """The request waits."""

@@ -46,11 +46,6 @@ class Worker:
             UserId, tuple[int, int]
         ] = {}  # v1 stages: step and index that still need their counts
 
-    def fingerprint(self) -> str:
-        """Private state as text."""
-        own = (self.slot, self.free_slots, self.generation, self.length, self.ring, self.queued, self.batch)
-        return repr((own, self.last_rows, self.last_step, self.late))
-
     def program(self, message: Message) -> Program:
         """All stages of the step, in the runner's order."""
         v1 = self.config.runner == "v1"
