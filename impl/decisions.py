@@ -30,6 +30,9 @@ V1_ORDER = (
 )  # fmt: skip
 """Stages of a step in the v1 runner."""
 
+MODEL_ONLY = frozenset({"draft_row", "last_row"})
+"""Decisions of the reference that are not taken here: a device gets its input tokens from the host."""
+
 
 def _yes(*_: Any) -> bool:
     return True

@@ -410,7 +410,7 @@ CANDIDATES = (
     Candidate(
         "P9",
         "Every sampled row reaches every earlier stage, or is masked because its slot was freed.",
-        rules=("forward_position_exact", "state_reads_exact"),
+        rules=("forward_position_exact", "input_tokens_exact", "state_reads_exact"),
     ),
     Candidate(
         "P10",

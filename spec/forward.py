@@ -17,8 +17,10 @@ from spec.memory import CONV, TEMPORAL
 from spec.operands import UserId, column, table_row
 
 if TYPE_CHECKING:
-    from spec.ops import Draft, Forward
+    from spec.ops import BatchRow, Draft, Forward
     from spec.world import Rank, StepRun, World
+
+STRANGE = -(1 << 40)  # a draft that was proposed behind other tokens: no true prefix has it
 
 
 def blocked(world: World, op: Forward, rank: Rank) -> str | None:
@@ -50,6 +52,8 @@ def prepare(world: World, run: StepRun) -> None:
             line.append(world.chains.fold(line[-1], token))
         run.lines[row.uid] = line
         run.starts[row.uid] = start
+        if known > client.given and drafts >= 0:
+            run.fed[row.uid] = client.line[known]
         if drafts >= 0:
             client.pending = run.step
         else:
@@ -76,18 +80,17 @@ def compute(world: World, op: Forward, rank: Rank) -> None:
                 f"rank {rank.index} computes {row.uid} from position {found}, should be {start}"
             ),
         )
+    lines = {row.uid: fed_line(world, run, rank, row) for row in op.rows}
     if world.verdict:
         return
     for g, group in enumerate(world.config.groups):
         if group.kind is Kind.MAMBA:
-            recur(world, op, rank, run, g)
+            recur(world, op, rank, run, g, lines)
         else:
             block = group.block_tokens
             for index, row in enumerate(op.rows):
                 start = run.starts[row.uid]
-                put_cells(
-                    world, rank, g, tables[g][index], run.lines[row.uid], start, start + row.tokens, block
-                )
+                put_cells(world, rank, g, tables[g][index], lines[row.uid], start, start + row.tokens, block)
             for index, row in enumerate(op.rows):
                 start = run.starts[row.uid]
                 first = 0
@@ -100,6 +103,36 @@ def compute(world: World, op: Forward, rank: Rank) -> None:
                 read_cells(world, rule, rank, g, tables[g][index], line, first, upto, row.uid)
     for row in op.rows:
         memory.computed[row.slot] += row.tokens
+
+
+def fed_line(world: World, run: StepRun, rank: Rank, row: BatchRow) -> list[int]:
+    """The prefixes that a row's tokens make on this rank: the step's own, if the slot is fed with what was
+    sampled and drafted last; else, from the first wrong token on, prefixes that the step does not have."""
+    line, head = run.lines[row.uid], run.fed.get(row.uid)
+    if head is None:  # prompt tokens come from the host
+        world.tally["input_tokens_exact"][0] += 1
+        return line
+    chains, last, drafted = world.chains, rank.memory.last[row.slot], rank.memory.drafted[row.slot]
+    known = chains.length(head)
+    if len(line) == known + 1 or row.padded:
+        drafted = head  # no drafts, or none that anybody proposed
+    token = chains.token(last)
+    world.judge(
+        "input_tokens_exact",
+        True,
+        drafted == head and token == chains.token(head),
+        lambda: (
+            f"rank {rank.index} feeds {row.uid} the last token of {chains.name(last)} and drafts behind "
+            f"{chains.name(drafted)}, should be those of {chains.name(head)}"
+        ),
+    )
+    if drafted == head and token == chains.token(head):
+        return line
+    made = line[:known]
+    for at in range(known, len(line)):
+        made.append(chains.fold(made[-1], token))
+        token = chains.token(line[at + 1]) if drafted == head and at + 1 < len(line) else STRANGE - at
+    return made
 
 
 def put_cells(
@@ -152,7 +185,9 @@ def read_cells(
         at = stop
 
 
-def recur(world: World, op: Forward, rank: Rank, run: StepRun, g: int) -> None:
+def recur(
+    world: World, op: Forward, rank: Rank, run: StepRun, g: int, lines: dict[UserId, list[int]]
+) -> None:
     """A recurrent group: initial state from the running column at the accepted offset, then the new
     states."""
     memory, block = rank.memory, world.mamba_block
@@ -188,7 +223,7 @@ def recur(world: World, op: Forward, rank: Rank, run: StepRun, g: int) -> None:
         else:
             world.tally["state_reads_exact"][0] += 1
     for index, row in enumerate(op.rows):
-        start, line = run.starts[row.uid], run.lines[row.uid]
+        start, line = run.starts[row.uid], lines[row.uid]
         table = table_row(rank, op.index[index], g)
         first = align.aligned_first_column(start + row.tokens, block)
         states = (
@@ -217,7 +252,7 @@ def sample(world: World, step: int) -> None:
     if run.sampled:
         return
     run.sampled = True
-    for row in run.rows:
+    for index, row in enumerate(run.rows):
         client, line, start = world.clients[row.uid], run.lines[row.uid], run.starts[row.uid]
         drafts = start + row.tokens - len(client.tokens)
         if drafts < 0:
@@ -233,6 +268,7 @@ def sample(world: World, step: int) -> None:
         client.computed = start + row.tokens - (drafts - right)
         client.pending = 0
         run.new[row.uid] = tuple(fresh)
+        run.heads[index] = client.line[-1]
         # The accepted count is that of verified tokens: right drafts and the sampled one.  For a prompt's
         # last chunk it is 1, however many tokens the chunk has.
         run.results.append((right + 1, drafts - right))

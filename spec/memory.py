@@ -16,7 +16,7 @@ A copy between device and host takes time.  It *begins* (snapshot of the source;
 
 from __future__ import annotations
 
-from spec.chains import GARBAGE, TORN, ZERO
+from spec.chains import EMPTY, GARBAGE, TORN, ZERO
 from spec.config import Config, Kind
 
 Cell = int | tuple[int, ...]
@@ -30,8 +30,8 @@ class Memory:
     """One rank's pages, host chunks and buffers.  The null page swallows writes and yields garbage."""
 
     __slots__ = (
-        "accepted", "cells", "computed", "counts", "host", "host_by", "state", "tables", "torn_by", "view",
-        "width",
+        "accepted", "cells", "computed", "counts", "drafted", "host", "host_by", "last", "state", "tables",
+        "torn_by", "view", "width",
     )  # fmt: skip
 
     def __init__(self, config: Config, columns: tuple[int, ...]) -> None:
@@ -52,6 +52,10 @@ class Memory:
         self.accepted = [1] * slots  # accepted tokens of the slot's last step
         self.state = [-1] * slots  # running column of the slot's last step
         self.computed = [0] * slots  # tokens computed, by the device's own count
+        # What a decode row is fed with: the last sampled token of the slot and the drafts behind it, each as
+        # the prefix that ends with that token.
+        self.last = [EMPTY] * slots
+        self.drafted = [EMPTY] * slots
         # Host buffers of the v1 runner: accepted counts by batch row, and the snapshot a step's copy lands
         # in.
         self.counts: dict[str, list[int]] = {"rows": [1] * slots, "own": [1] * slots}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from spec import forward, transfers
 from spec.arith import align
-from spec.chains import ZERO
+from spec.chains import EMPTY, ZERO
 from spec.operands import Deref as Deref  # operands belong to this vocabulary
 from spec.operands import Imm as Imm
 from spec.operands import TableRow as TableRow
@@ -108,7 +108,7 @@ class Permute(Op):
 
     def run(self, world: World, rank: Rank) -> None:
         memory = rank.memory
-        kept = [memory.accepted, memory.state, memory.computed]
+        kept = [memory.accepted, memory.state, memory.computed, memory.last, memory.drafted]
         tables = memory.tables["source"]
         for src, dst in self.moves:
             for values in kept:
@@ -210,8 +210,8 @@ class PreProcess(Op):
 
 @dataclass(slots=True)
 class PostProcess(Op):
-    """After verification: counts become true, and a boundary that the accepted tokens reached is put in its
-    column.
+    """After verification: counts become true, the slot gets the token and the drafts that it is fed with
+    next, and a boundary that the accepted tokens reached is put in its column.
 
     On the last stage this runs in its own step; on earlier stages when the tokens have come back, ``pp``
     steps later.  Per row: batch index in the step it belongs to, slot (or -1: masked), operand of the table.
@@ -222,15 +222,17 @@ class PostProcess(Op):
     rows: tuple[tuple[int, int, TableRow], ...]
     floor: int = 1  # accepted count of a row that sampled nothing
     settles: bool = True  # whether it corrects the slot's computed count
+    feeds: tuple[tuple[int, int], ...] = ()  # per row: whose last token and whose drafts; empty: its own
 
     def blocked(self, world: World, rank: Rank) -> str | None:
         return None if world.steps[self.step].sampled else f"tokens of step {self.step}"
 
     def run(self, world: World, rank: Rank) -> None:
         memory, block = rank.memory, world.mamba_block
-        results = world.steps[self.step].results
+        run = world.steps[self.step]
+        results = run.results
         late = rank.index == 0 and rank.stage < world.config.pp - 1
-        for index, slot, operand in self.rows:
+        for i, (index, slot, operand) in enumerate(self.rows):
             sampled, rejected = results[index]
             if late:
                 world.late_row(self.step, index, slot, operand)
@@ -241,6 +243,10 @@ class PostProcess(Op):
                 continue
             accepted = sampled
             memory.accepted[slot] = accepted
+            last, drafts = self.feeds[i] if self.feeds else (index, index)
+            memory.last[slot] = run.heads.get(last, EMPTY)
+            if drafts >= 0:
+                memory.drafted[slot] = run.heads.get(drafts, EMPTY)
             if self.settles:
                 memory.computed[slot] -= rejected
             if not block:
@@ -261,7 +267,7 @@ class PostProcess(Op):
                 memory.copy_state(group, column(row, source), column(row, source + bias), bias, target)
                 world.wrote(rank, target, group, "boundary")
             world.witness("crossing_with_accepted_offset", bias > 0)
-        world.steps[self.step].counts = list(memory.accepted)
+        run.counts = list(memory.accepted)
 
 
 # -- the forward -------------------------------------------------------------------------------------------

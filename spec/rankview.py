@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from spec.arith import align
+from spec.chains import EMPTY
 from spec.config import Config, Kind
 from spec.contracts import KnownJob, SchedulerView, read_from
 from spec.events import Event
@@ -125,6 +126,8 @@ class Rows:
     accepted: list[int]
     state: list[int]
     computed: list[int]
+    last: list[int]
+    drafted: list[int]
 
 
 @dataclass(slots=True)
@@ -155,7 +158,7 @@ class RankView:
         slots = config.slots
         names = ("source", "gathered", "gathered.1")
         tables = {name: [[[0] * width for _ in range(slots)] for width in columns] for name in names}
-        rows = Rows(tables, [1] * slots, [-1] * slots, [0] * slots)
+        rows = Rows(tables, [1] * slots, [-1] * slots, [0] * slots, [EMPTY] * slots, [EMPTY] * slots)
         return cls(config, rank // config.tp, rank, rows)
 
     def refuse(self, text: str) -> None:
@@ -395,9 +398,11 @@ class _Reader:
 
     def post(self, stream: str, op: PostProcess) -> None:
         """Each row once; unmasked exactly while the occupant of its step is still there; through its own
-        row."""
+        row, and fed with its own tokens."""
         view, owed = self.view, self.view.owed.get(op.step, {})
-        for index, slot, operand in op.rows:
+        for (index, slot, operand), feed in zip(op.rows, op.feeds or ((),) * len(op.rows), strict=True):
+            if feed and slot >= 0 and feed != (index, index):
+                view.refuse(f"row {index} of step {op.step} is fed with the last token and drafts of {feed}")
             due = owed.pop(index, None)
             if due is None:
                 view.refuse(f"row {index} of step {op.step} is post-processed, which is not due")

@@ -79,6 +79,7 @@ class Client:
     outputs: int
     agree: int  # leading drafts that are right
     computed: int = 0  # tokens that were really computed
+    given: int = 0  # tokens that the host had when it last started, and sends to every rank
     pending: int = 0  # step in flight that will bring tokens
     aborted: bool = False
     last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
@@ -102,6 +103,10 @@ class StepRun:
         default_factory=list
     )  # per row: tokens verified (0: none sampled), rejected
     new: dict[UserId, tuple[int, ...]] = field(default_factory=dict)
+    fed: dict[UserId, int] = field(
+        default_factory=dict
+    )  # verified tokens of rows whose last token was sampled, not sent by the host
+    heads: dict[int, int] = field(default_factory=dict)  # per row that sampled: all its tokens by then
     counts: list[int] = field(default_factory=list)  # accepted counts by slot, as post-processing left them
     marks: list[int] = field(default_factory=list)  # per rank: main-stream operations enqueued with this step
     sampled: bool = False
@@ -645,7 +650,7 @@ class World:
             self.witness("preempted", True)
         elif kind == "start":
             client = self.clients[decision[1]]
-            client.computed = decision[2]
+            client.computed, client.given = decision[2], self.book.requests[client.uid].known
             if client.began_at < 0:
                 client.began_at = decision[2]
             self.witness("resumed_on_shorter_hit", 0 < decision[2] < client.preempted_at)

@@ -538,6 +538,11 @@ def mask(op: PostProcess, view: RankView) -> bool:
     return changed
 
 
+def fed_by_slot(op: PostProcess, view: RankView) -> bool:
+    op.feeds = tuple((max(slot, 0), max(slot, 0)) for _, slot, _ in op.rows)
+    return any(slot >= 0 and slot != index for index, slot, _ in op.rows)
+
+
 def by_batch(op: PreProcess, view: RankView) -> bool:
     rows = tuple((Deref("source", i), slot, q) for i, (_, slot, q) in enumerate(op.rows))
     changed, op.rows = rows != op.rows, rows
@@ -595,6 +600,7 @@ WRONG_PROGRAMS: dict[str, ProgramMutation] = {
     "a slot starts elsewhere": edited(SetSlot, seeded_elsewhere),
     "late rows of others": edited(PostProcess, unmask),
     "late rows skipped": edited(PostProcess, mask),
+    "tokens of other rows": edited(PostProcess, fed_by_slot),
     "nothing is sampled": without(Sample),
     "transfers are not submitted": without(Begin, End),
     "flushes are not waited for": without(Wait),

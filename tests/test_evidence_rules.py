@@ -191,6 +191,7 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     ),
     # delay
     "forward_position_exact": ("composed", enqueuing(seeds_changed(computed=1))),
+    "input_tokens_exact": ("composed", deciding(draft_row=lambda index, slot, late: -1 if late else index)),
     "late_kernel_reads_slot_rows": ("composed", deciding(**BATCH)),
     "late_row_still_occupied": ("composed", deciding(masks_late_row=lambda then, now: False)),
     "padded_rows_write_null": ("composed", deciding(**SLOTS)),

@@ -153,6 +153,35 @@ FAULTS = (
         cases=("vllm-44697", "vllm-57755"),
     ),
     Fault(
+        "drafts-stay-on-the-last-stage", "pp_delay", DECISION,
+        "The drafter runs on the last stage and its drafts stay there: the other stages verify what they had "
+        "before, or zeroes.",
+        "open upstream: drafts travel with the sampled tokens",
+        ("https://github.com/vllm-project/vllm/pull/52295",),
+        {"draft_row": lambda index, slot, late: -1 if late else index},
+        bites=("hybrid-pp2-async", "hybrid-pp2", "composed-v1-pp2"), harmless=("hybrid-pp1",),
+        why_harmless="with one stage there is no other", cases=("vllm-52295",),
+    ),
+    Fault(
+        "drafts-of-another-row", "table_indexing", DECISION,
+        "Drafts of the last step are taken by the row that a request has now, though they stand in the batch "
+        "order of then.",
+        "open upstream: by the row that it had",
+        ("https://github.com/vllm-project/vllm/pull/43434",),
+        {"draft_row": lambda index, slot, late: slot}, design="v1 async",
+        bites=("v1-async", "composed-v1"), harmless=("plain",), why_harmless="no drafts",
+        cases=("vllm-43434",),
+    ),
+    Fault(
+        "last-token-of-another-row", "table_indexing", DECISION,
+        "The last sampled token is taken by the row that a request has now, though tokens stand in the batch "
+        "order of the step that sampled them.",
+        "by the row that it had then (_prepare_input_ids)",
+        ("https://github.com/vllm-project/vllm-gaudi/pull/642",),
+        {"last_row": lambda index, slot: slot}, bites=("plain", "hybrid-pp1", "hybrid-pp2-async"),
+        cases=("vllm-gaudi-642",),
+    ),
+    Fault(
         "new-ids-from-position-zero", "table_indexing", DECISION,
         "New block ids of a running request are written from the start of its row.",
         "appended behind the columns it has (BlockTables.append_block_ids)",

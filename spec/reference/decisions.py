@@ -351,6 +351,18 @@ def settles_computed(late: bool) -> bool:
     return True
 
 
+def last_row(index: int, slot: int) -> int:
+    """Row of the step whose sampled token the slot is fed with next: its own, in whatever order the batch is
+    by then (https://github.com/vllm-project/vllm-gaudi/pull/642)."""
+    return index
+
+
+def draft_row(index: int, slot: int, late: bool) -> int:
+    """Row of the step whose drafts the slot is fed with next; ``late``: on a stage that does not sample.  Its
+    own, on every stage; -1 for none (https://github.com/vllm-project/vllm/pull/52295)."""
+    return index
+
+
 def accepted_floor() -> int:
     """The least accepted count: a row that sampled nothing counts one
     (https://github.com/vllm-project/vllm/pull/50021)."""
@@ -678,6 +690,8 @@ class Decisions:
     gather_buffer: Callable[[int], str] = gather_buffer
     gathers_padding: Callable[[int, int], int] = gathers_padding
     settles_computed: Callable[[bool], bool] = settles_computed
+    last_row: Callable[[int, int], int] = last_row
+    draft_row: Callable[[int, int, bool], int] = draft_row
     accepted_floor: Callable[[], int] = accepted_floor
     masks_late_row: Callable[[int, int], bool] = masks_late_row
     stages_afresh: Callable[[], bool] = stages_afresh

@@ -77,7 +77,8 @@ class Worker:
                 masked = decide.masks_late_row(generation, self.generation[slot])
                 rows.append((index, -1 if masked else slot, decide.post_row(index, slot)))
             floor, settles = decide.accepted_floor(), decide.settles_computed(True)
-            stages["post"].append(("main", ops.PostProcess(step, tuple(rows), floor, settles)))
+            feeds = self.feeds([(index, slot) for index, _, slot, _ in entries], late=True)
+            stages["post"].append(("main", ops.PostProcess(step, tuple(rows), floor, settles, feeds)))
         for uid in message.left:
             left = self.slot.pop(uid, None)
             if left is not None:
@@ -181,9 +182,9 @@ class Worker:
             late = self.late.pop(uid, None)
             if late and uid in self.slot:
                 slot = self.slot[uid]
-                stages["flush"].append(
-                    ("main", ops.PostProcess(late[0], ((late[1], slot, decide.post_row(late[1], slot)),)))
-                )
+                row, feeds = decide.post_row(late[1], slot), self.feeds([(late[1], slot)], late=True)
+                post = ops.PostProcess(late[0], ((late[1], slot, row),), feeds=feeds)
+                stages["flush"].append(("main", post))
 
     # -- transfers -----------------------------------------------------------------------------------------
     def transfers(self, message: Message, stages: Stages) -> None:
@@ -232,7 +233,8 @@ class Worker:
             after.append(("main", ops.Sample(message.step)))
             post = tuple((i, slot, decide.post_row(i, slot)) for i, _, slot, _ in entries)
             floor, settles = decide.accepted_floor(), decide.settles_computed(False)
-            after.append(("main", ops.PostProcess(message.step, post, floor, settles)))
+            feeds = self.feeds([(i, slot) for i, _, slot, _ in entries], late=False)
+            after.append(("main", ops.PostProcess(message.step, post, floor, settles, feeds)))
             if config.draft_modules > 1:
                 after.append(("main", ops.Draft(message.step, batch)))
             if config.runner == "v1" and config.drafts and config.async_scheduling:
@@ -242,6 +244,12 @@ class Worker:
         elif config.runner == "v1":
             for i, row in enumerate(rows):
                 self.late[row.uid] = (message.step, i)
+
+    def feeds(self, rows: list[tuple[int, int]], *, late: bool) -> tuple[tuple[int, int], ...]:
+        """Whose last token and whose drafts each row (index, slot) is fed with next; empty: its own."""
+        decide = self.decide
+        given = tuple((decide.last_row(*row), decide.draft_row(*row, late)) for row in rows)
+        return () if given == tuple((index, index) for index, _ in rows) else given
 
     def unreachable(self, row: RowMessage) -> tuple[int, ...]:
         """Leading columns that a window can no longer reach, by the processed count (they may be reused
