@@ -283,8 +283,8 @@ def _learn_report(view: SchedulerView, question: Question, job: int) -> None:
 
 
 def _alloc(view: SchedulerView, _: Question, u: UserId, g: int, col: int, b: int) -> str | None:
-    request = view.book.requests.get(u)
-    if request is None or request.status is Status.DONE:
+    request = view.book.requests[u]
+    if request.status is Status.DONE:
         return f"{u} is over and gets block {b}"
     if not 0 < b < view.config.pool_blocks:
         return f"block {b} is not one of the pool's"
@@ -326,9 +326,7 @@ def retained_from(config: Config, group: Group, processed: int) -> int:
 
 
 def _drop(view: SchedulerView, question: Question, u: UserId, g: int, col: int, b: int) -> str | None:
-    request = view.book.requests.get(u)
-    if request is None:
-        return f"{u} is unknown and gives up block {b}"
+    request = view.book.requests[u]
     if col < 0:  # held for a copy: the copy reads before any later step writes
         return f"{u} gives up block {b} in the step that copies it" if b in view.copied.values() else None
     if request.status is Status.RUNNING:
@@ -361,8 +359,8 @@ def _publish(
         before, after = view.crossed.get(u, (0, 0))
         good = before < n <= after and n % group.block_tokens == 0
     else:
-        c, q, d = view.rows.get(u, (0, 0, 0))
-        good = c + q == n and not d
+        c, q, _ = view.rows.get(u, (0, 0, 0))
+        good = c + q == n  # known tokens, so no drafts are among them
     return None if good else f"{u} publishes a state of {n} tokens that no step leaves in column {col}"
 
 
