@@ -96,10 +96,7 @@ def report(deployment: Config) -> Report:
     """Work everything out; the brute force takes seconds at most."""
     twin = never.scaled(deployment)
     about = never.nevers(deployment, twin)
-    about_twin = never.nevers(twin)
-    if [s.name for s in about] != [s.name for s in about_twin]:
-        raise AssertionError(f"the scaled twin of {deployment.name} follows other rules")
-    confirmations = never.confirm(about_twin, twin)
+    confirmations = never.confirm(never.on_twin(about, twin), twin)
     tiers = [
         tier for tier, on in (("local", deployment.prefix_caching), ("offload", deployment.offload)) if on
     ]
