@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -436,3 +437,37 @@ def test_every_command_goes_through_the_wrapper() -> None:
             if '__name__ == "__main__"' in text and "@command(" not in text:
                 missing.append(str(path.relative_to(ROOT)))
     assert missing == children
+
+
+# -- a reader that leaves ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run that breaks an invariant."""
+    path = tmp_path_factory.mktemp("usage") / "broken.trace"
+    words = ["--policy", "fault:no-fence", "--config", "fences", "--record", str(path)]
+    assert importlib.import_module("spec.walk").main(words) == 1
+    return path
+
+
+@pytest.mark.parametrize("output", ["| true", "| head -c 1", ">&-", ">&- 2>&-", "2>&1 | head -c 1"])
+def test_a_verdict_is_the_same_whoever_reads(broken: Path, output: str, tmp_path: Path) -> None:
+    """Nobody reads, one reader leaves, the output is closed: still 1, and the file."""
+    file = tmp_path / "found.json"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -u -m spec.trace check {broken} --json {file} {output}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(file.read_text())["verdict"] == "refuted"
+
+
+def test_what_is_written_after_the_reader_left_goes_nowhere() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        shown = usage.lasting(stream)
+        print("said", file=shown, flush=True)
+        print("and more", file=shown, flush=True)
+    assert shown.left  # type: ignore[attr-defined]
