@@ -419,10 +419,10 @@ def _row(view: SchedulerView, _: Question, u: UserId, c: int, q: int, d: int) ->
         return f"{u} has two rows in one step"
     if c != request.computed:
         return f"{u} computes from {c}; {request.computed} tokens are computed or scheduled"
-    if q < 1 or not 0 <= d <= min(config.drafts, q - 1):
+    if not 0 <= d <= min(config.drafts, q - 1):
         return f"{u} computes {q} tokens of which {d} are drafts; {config.drafts} are allowed"
     if c + q - d > request.known:
-        if not (config.async_scheduling and request.flying and q == d + 1):
+        if not (config.async_scheduling and q == d + 1):
             return (
                 f"{u} computes {c} to {c + q - d} without drafts, but only {request.known} tokens are known"
             )
@@ -461,10 +461,10 @@ def _tokens(
     view: SchedulerView, question: Question, u: UserId, step: int, new: tuple[int, ...], computed: int
 ) -> str | None:
     output: Output = question[1]
-    sampled = dict(output.tokens).get(u)
     request = view.book.requests[u]
-    if step != output.step or sampled is None or step not in request.flying:
+    if step != output.step or step not in request.flying:
         return f"no output of step {step} for {u} is due"
+    sampled = dict(output.tokens)[u]
     left = request.prompt + view.outputs[u] - request.known
     kept = () if request.status is Status.DONE else sampled[:left]
     if new != kept:
@@ -508,7 +508,7 @@ def _job(
         if way == "store":
             if entry is None or entry.place != place or entry.state != "writing":
                 return f"{what} at place {place}, which the tier does not hold for it"
-            if n > min(request.computed, request.known) and group.kind is not Kind.MAMBA:
+            if n > request.computed and group.kind is not Kind.MAMBA:
                 return f"{what}, but only {request.computed} tokens are computed"
         for i, block in enumerate(subs):
             col = n // group.block_tokens - per + i
@@ -539,8 +539,8 @@ def _tier(
             return f"chunk {key} becomes ready at place {place}; transfer {question[1]} wrote another"
     elif state == "gone" and question[0] == "schedule" and entry is not None:
         stored = [p for j, k in view.jobs.items() if j in view.book.core.jobs for _, p, _ in k.chunks]
-        if entry.readers or place in stored:
-            return f"chunk {key} is thrown out of place {place} while a transfer uses it"
+        if entry.place in stored:
+            return f"chunk {key} is thrown out of place {entry.place} while a transfer uses it"
     return None
 
 

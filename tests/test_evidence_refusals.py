@@ -257,8 +257,9 @@ def of_more_tokens(view: SchedulerView, event: Event, key: Any) -> bool:
 
 
 def of_another_group(view: SchedulerView, event: Event, key: Any) -> bool:
-    mine = view.book.core.key.get(event[4], (0, 0, 0))
-    return bool(key[0] != mine[0] and key[1:] == mine[1:])  # type: ignore[index]
+    mine, groups = view.book.core.key.get(event[4], (0, 0, 0)), view.config.groups
+    same = groups[key[0]].block_tokens == groups[event[2]].block_tokens  # else its column would differ too
+    return bool(key[0] != mine[0] and key[1:] == mine[1:] and same)  # type: ignore[index]
 
 
 def from_no_key(view: SchedulerView, event: Event) -> Event | None:
@@ -288,7 +289,7 @@ def first_readable_column(kind: Kind) -> Make:
         for request in those(view, Status.RUNNING):
             for g, col, block in held(view, request):
                 group = view.config.groups[g]
-                if group.kind is kind and 0 < col == retained_from(view.config, group, request.processed):
+                if group.kind is kind and col == retained_from(view.config, group, request.processed):
                     yield ("drop", request.uid, g, col, block)
 
     return make
@@ -370,6 +371,18 @@ def other_key_for_the_copy(view: SchedulerView, event: Event) -> Event | None:
 # -- admission and rows ------------------------------------------------------------------------------------
 
 
+def a_hit_less(kind: Kind) -> Wrong:
+    """The first column that a hit reads in a group of that kind is not adopted."""
+
+    def wrong(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
+        for at, event in enumerate(d):
+            if event[0] == "adopt" and event[3] >= 0 and view.config.groups[event[2]].kind is kind:
+                if all(e[:3] != event[:3] for e in d[:at]):
+                    yield [*d[:at], *d[at + 1 :]]
+
+    return wrong
+
+
 def hit_of_running(view: SchedulerView, _: Question) -> Iterator[Event]:
     return (("hit", request.uid, 0, 0) for request in those(view, Status.RUNNING))
 
@@ -415,7 +428,7 @@ def one_token_too_many(view: SchedulerView, request: Request, c: int, q: int, d:
 
 def two_tokens_ahead(view: SchedulerView, request: Request, c: int, q: int, d: int) -> Any:
     """A request with steps in flight runs ahead by two tokens that nobody knows."""
-    return (c, q + 1, d) if request.flying and q == d + 1 else None
+    return (c, q + 1, d) if view.config.async_scheduling and request.flying and q == d + 1 else None
 
 
 def drafts_inside_the_prompt(view: SchedulerView, request: Request, c: int, q: int, d: int) -> Any:
@@ -437,14 +450,15 @@ def ahead_without_async(view: SchedulerView, _: Question) -> Iterator[Event]:
             yield ("row", request.uid, request.computed, 1, 0)
 
 
-def a_column_less(*kinds: Kind) -> Wrong:
-    """A column that a row needs in groups of these kinds is not allocated."""
+def a_column_less(*kinds: Kind, end: bool) -> Wrong:
+    """A column that a row needs in groups of these kinds is not allocated: at its table's end, or inside."""
 
     def wrong(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
         rows = {event[1] for event in d if event[0] == "row"}
         for at, event in enumerate(d):
             if event[0] == "alloc" and event[1] in rows and view.config.groups[event[2]].kind in kinds:
-                yield [*d[:at], *d[at + 1 :]]
+                if end is all(e[:3] != event[:3] for e in d[at + 1 :]):
+                    yield [*d[:at], *d[at + 1 :]]
 
     return wrong
 
@@ -489,18 +503,25 @@ def shorter_row(view: SchedulerView, event: Event) -> Event | None:
     return (*event[:3], event[3] - 1, 0) if event[3] > 1 and not event[4] else None
 
 
-def load_without_a_column(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
-    """A column of an external hit is neither allocated nor loaded."""
-    for at, event in enumerate(d):
-        if event[0] == "job" and event[2] == "load":
-            for back in range(at):
-                if d[back][:2] == ("alloc", event[3]):
-                    gone = d[back][4]
-                    chunks = tuple(
-                        (key, place, tuple(0 if b == gone else b for b in subs))
-                        for key, place, subs in event[4]
-                    )
-                    yield [*d[:back], *d[back + 1 : at], (*event[:4], chunks), *d[at + 1 :]]
+def load_without_a_column(*, end: bool) -> Wrong:
+    """A column of an external hit is neither allocated nor loaded: at the end of a table, or inside."""
+
+    def wrong(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
+        for at, event in enumerate(d):
+            if event[0] == "job" and event[2] == "load":
+                for back in range(at):
+                    mine = d[back][:3]
+                    if mine[:2] == ("alloc", event[3]) and end is all(
+                        e[:3] != mine for e in d[back + 1 : at]
+                    ):
+                        gone = d[back][4]
+                        chunks = tuple(
+                            (key, place, tuple(0 if b == gone else b for b in subs))
+                            for key, place, subs in event[4]
+                        )
+                        yield [*d[:back], *d[back + 1 : at], (*event[:4], chunks), *d[at + 1 :]]
+
+    return wrong
 
 
 def load_forgotten(view: SchedulerView, question: Question, decisions: list[Event]) -> Iterator[list[Event]]:
@@ -519,11 +540,25 @@ def tail_shared(view: SchedulerView, question: Question, d: list[Event]) -> Iter
             yield [(*event[:3], column, event[4]) if e is event else e for e in d if copy[2] not in e[1:]]
 
 
+def tail_shared_without_key(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
+    """The same, and the block's key is forgotten before the row writes into it."""
+    for wrong in tail_shared(view, question, d):
+        for at, event in enumerate(wrong):
+            if event[0] == "adopt":
+                yield [*wrong[: at + 1], ("evict", event[4]), *wrong[at + 1 :]]
+
+
 # -- outputs and ends --------------------------------------------------------------------------------------
 
 
 def given(change: Callable[[SchedulerView, Event], Event | list[Event] | None]) -> Wrong:
     return instead_then("tokens", change)
+
+
+def of_a_step_in_flight(view: SchedulerView, event: Event) -> Event | None:
+    """Tokens of another step of the request that is not over yet."""
+    later = next((step for step in view.book.requests[event[1]].flying if step != event[2]), None)
+    return (*event[:2], later, *event[3:]) if later else None
 
 
 def more_than_asked_for(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
@@ -549,6 +584,8 @@ def finishes_early(view: SchedulerView, _: Question) -> Iterator[Event]:
         if request.known == request.prompt + view.outputs[request.uid] - 1:
             yield ("finish", request.uid, "length")
 
+
+UNKNOWN_JOB = 1_000_000
 
 # -- transfers and the tier --------------------------------------------------------------------------------
 
@@ -588,6 +625,11 @@ def elsewhere(view: SchedulerView, u: UserId, key: Any, place: int, subs: Any) -
 
 def another_block(view: SchedulerView, u: UserId, key: Any, place: int, subs: Any) -> Any:
     block = next((b for b in view.book.core.holders if b not in subs), None)
+    return (key, place, (*subs[:-1], block)) if block else None
+
+
+def another_fresh_block(view: SchedulerView, u: UserId, key: Any, place: int, subs: Any) -> Any:
+    block = next((b for b in view.fresh if b not in subs), None)
     return (key, place, (*subs[:-1], block)) if block else None
 
 
@@ -632,13 +674,28 @@ def stored_too_early(view: SchedulerView, question: Question, d: list[Event]) ->
                     yield [*d[:-1], ("tier", *key, place, "writing"), job, d[-1]]
 
 
+def stored_without_a_column(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
+    """A chunk of a window, thrown out of the tier, is stored anew when a column of it was given up."""
+    then, per = after(view, question, d[:-1]), view.config.blocks_per_chunk
+    used = {place for known in then.transfers.values() for _, place, _ in known.chunks}
+    for request in those(then, Status.RUNNING):
+        for (g, n, prefix), entry in then.book.tier.items():
+            end = n // view.config.groups[g].block_tokens
+            subs = tuple(request.cols[g][end - per : end])
+            mine = n <= request.computed and prefix == request.line[n]
+            if mine and 0 in subs and g not in view.mamba_groups and entry.place not in used:
+                key, place = (g, n, prefix), entry.place
+                job = ("job", UNKNOWN_JOB, "store", request.uid, ((key, place, subs),))
+                yield [*d[:-1], ("tier", *key, place, "gone"), ("tier", *key, place, "writing"), job, d[-1]]
+
+
 def stored_when_ready(view: SchedulerView, _: Question) -> Iterator[Event]:
     """A chunk that is ready is stored anew, over itself."""
     for key, entry in view.book.tier.items():
         for request in view.book.live():
             if entry.state == "ready" and key[1] <= request.known and request.line[key[1]] == key[2]:
                 subs = (0,) * view.config.blocks_per_chunk
-                yield ("job", 1_000_000, "store", request.uid, ((key, entry.place, subs),))
+                yield ("job", UNKNOWN_JOB, "store", request.uid, ((key, entry.place, subs),))
 
 
 def chunks(state: str, choose: Callable[[SchedulerView, Question, Any, Any], bool], by: int = 0) -> Make:
@@ -652,18 +709,18 @@ def chunks(state: str, choose: Callable[[SchedulerView, Question, Any, Any], boo
     return make
 
 
-def names(view: SchedulerView, question: Question, key: Any) -> bool:
-    """Whether the transfer that is reported names the chunk."""
+def is_good_store(view: SchedulerView, question: Question, key: Any) -> bool:
+    """Whether the transfer that is reported stores the chunk, and nothing went wrong with it."""
     known = view.jobs.get(question[1])
-    return known is not None and any(k == key for k, _, _ in known.chunks)
+    good = known is not None and known.way == "store" and not known.failed and not known.stale
+    return known is not None and good and any(k == key for k, _, _ in known.chunks)
 
 
-def reported_everywhere(view: SchedulerView, question: Question) -> bool:
-    return question[1] in view.jobs and question[1] not in view.book.core.jobs
-
-
-def is_stored(view: SchedulerView, place: int) -> bool:
-    return any(p == place for known in view.transfers.values() for _, p, _ in known.chunks)
+def thrown_out_and_ready(view: SchedulerView, question: Question, d: list[Event]) -> Iterator[list[Event]]:
+    """A chunk becomes ready when its place has just been given up."""
+    for at, event in enumerate(d):
+        if event[0] == "tier" and event[5] == "ready":
+            yield [*d[:at], (*event[:5], "gone"), *d[at:]]
 
 
 def ready_after(choose: Callable[[KnownJob, bool], bool], *, strange: bool = False) -> Wrong:
@@ -705,6 +762,7 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
         (SCHEDULE, instead("adopt", adopted_from(of_another_group))),
         (SCHEDULE, instead("adopt", from_no_key)),
         (SCHEDULE, instead("adopt", lambda v, e: (*e[:3], e[3] + 1, e[4]))),
+        (SCHEDULE, instead("adopt", lambda v, e: (*e[:3], 0, e[4]) if e[3] == 1 else None)),
     ],
     "{} adopts block {}, whose state {} writes in this very step": [
         (SCHEDULE, last(adopted_in_the_same_step))
@@ -713,6 +771,8 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     "{} gives up column {}; steps may read from column {} on": [
         (SCHEDULE, first(first_readable_column(Kind.WINDOW))),
         (SCHEDULE, first(first_readable_column(Kind.MAMBA))),
+        (SCHEDULE, first(first_readable_column(Kind.CHUNKED))),
+        (SCHEDULE, first(first_readable_column(Kind.FULL))),
         (SCHEDULE, first(given_up(Status.RUNNING, True))),
     ],
     "{} gives up block {} while its steps {} are in flight": [
@@ -759,7 +819,10 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
         (SCHEDULE, instead("hit", lambda v, e: (*e[:3], e[2]) if e[3] > e[2] else None)),
         (SCHEDULE, instead("hit", lambda v, e: (*e[:3], e[2] + 1) if e[3] == e[2] else None)),
     ],
-    "{} hits {} tokens and holds no columns {} of group {}": [(SCHEDULE, load_without_a_column)],
+    "{} hits {} tokens and holds no columns {} of group {}": [
+        (SCHEDULE, load_without_a_column(end=True)),
+        (SCHEDULE, load_without_a_column(end=False)),
+    ],
     "{} is {} and starts": [(SCHEDULE, first(starts(Status.RUNNING, True)))],
     "{} starts over while its steps {} are in flight": [(SCHEDULE, first(starts(Status.WAITING, True)))],
     "{} starts at {} tokens on a state of {}, group {}": [
@@ -767,7 +830,10 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     ],
     "{} starts at {} tokens; columns {} of group {} were never filled": [
         (SCHEDULE, instead("start", lambda v, e: (*e[:2], e[2] + 1))),
-        (SCHEDULE, without("adopt")),
+        (SCHEDULE, a_hit_less(Kind.FULL)),
+        (SCHEDULE, a_hit_less(Kind.WINDOW)),
+        (SCHEDULE, a_hit_less(Kind.CHUNKED)),
+        (SCHEDULE, a_hit_less(Kind.MAMBA)),
     ],
     "{} requests run in {} slots": [(SCHEDULE, all_start)],
     # rows
@@ -801,7 +867,10 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     "the step computes {} tokens, more than {}": [
         (SCHEDULE, instead_then("row", computing(over_the_budget)))
     ],
-    "{} computes {} to {}: group {} lacks state columns {}": [(SCHEDULE, a_column_less(Kind.MAMBA))],
+    "{} computes {} to {}: group {} lacks state columns {}": [
+        (SCHEDULE, a_column_less(Kind.MAMBA, end=True)),
+        (SCHEDULE, a_column_less(Kind.MAMBA, end=False)),
+    ],
     "{} is {} and is preempted": [
         (SCHEDULE, first(preempted(lambda v, r: r.status is Status.WAITING))),
         (SCHEDULE, first(preempted(lambda v, r: r.status is Status.DONE))),
@@ -810,7 +879,10 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
         (REPORT, first(preempted(lambda v, r: r.status is Status.RUNNING))),
     ],
     "{} overwrites block {}, published as the state of {} tokens": [(SCHEDULE, tail_shared)],
-    "{} writes past the {} published tokens of block {}, which others hold": [(SCHEDULE, tail_shared)],
+    "{} writes past the {} published tokens of block {}, which others hold": [
+        (SCHEDULE, tail_shared),
+        (SCHEDULE, tail_shared_without_key),
+    ],
     "a schedule ends with its one step": [
         (SCHEDULE, without("step")),
         (SCHEDULE, instead("step", lambda v, e: [e, e])),
@@ -819,7 +891,7 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     "step {} does not carry the row of {}": [(SCHEDULE, instead("step", lambda v, e: ("step", e[1] + 1)))],
     # outputs and ends
     "no output of step {} for {} is due": [
-        (OUTPUT, instead("tokens", lambda v, e: (*e[:2], e[2] + 1, *e[3:]))),
+        (OUTPUT, instead("tokens", of_a_step_in_flight)),
         (OUTPUT, instead("tokens", lambda v, e: [e, e])),
         (OUTPUT, first(output_of_nobody)),
     ],
@@ -875,11 +947,13 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     "{}, but only {} tokens are computed": [(SCHEDULE, stored_too_early)],
     "{} into block {}, which is not a fresh column {}": [
         (SCHEDULE, chunk("load", another_block)),
+        (SCHEDULE, chunk("load", another_fresh_block)),
         (SCHEDULE, an_old_column),
     ],
     "{} from block {}; column {} is block {}": [
         (SCHEDULE, chunk("store", another_block)),
         (SCHEDULE, chunk("store", nothing)),
+        (SCHEDULE, stored_without_a_column),
     ],
     "chunk {} is written anew at place {}; place {} holds it": [
         (SCHEDULE, first(chunks("writing", lambda v, q, key, entry: True, 50)))
@@ -888,7 +962,7 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
         (SCHEDULE, first(chunks("ready", lambda v, q, key, entry: entry.state == "writing")))
     ],
     "chunk {} becomes ready; transfer {} has not stored it on every rank": [
-        (REPORT, first(chunks("ready", lambda v, q, key, entry: names(v, q, key)))),
+        (REPORT, first(chunks("ready", lambda v, q, key, entry: q[3] and is_good_store(v, q, key)))),
         (
             REPORT,
             ready_after(
@@ -909,13 +983,11 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     "chunk {} becomes ready at place {}; transfer {} wrote another": [
         (REPORT, instead("tier", lambda v, e: (*e[:4], e[4] + 1, "ready") if e[5] == "ready" else None)),
         (REPORT, ready_after(lambda known, ok: known.way == "store" and ok, strange=True)),
+        (REPORT, thrown_out_and_ready),
     ],
     "chunk {} is thrown out of place {} while a transfer uses it": [
         (SCHEDULE, first(chunks("gone", lambda v, q, key, entry: entry.readers > 0))),
-        (
-            SCHEDULE,
-            first(chunks("gone", lambda v, q, key, entry: is_stored(v, entry.place) and not entry.readers)),
-        ),
+        (SCHEDULE, first(chunks("gone", lambda v, q, key, entry: entry.state == "writing"))),
     ],
     "the report of rank {} on transfer {} is taken as {}": [
         (REPORT, without("unfence")),
@@ -935,8 +1007,8 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
         (SCHEDULE, instead("start", lambda v, e: (*e[:2], v.book.requests[e[1]].known))),
     ],
     "read_columns_present: {}": [
-        (SCHEDULE, a_column_less(Kind.FULL)),
-        (SCHEDULE, a_column_less(Kind.WINDOW)),
+        (SCHEDULE, a_column_less(Kind.FULL, end=True)),
+        (SCHEDULE, a_column_less(Kind.WINDOW, end=False)),
     ],
     "host_place_free: {}": [
         (
@@ -951,7 +1023,6 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
 
 WrongProgram = Callable[[RankView, StepOrders, Program], Iterator[Program]]
 EditOp = Callable[[RankView, StepOrders, Any], Any]  # changes the operation; False where it does not apply
-UNKNOWN_JOB = 1_000_000
 
 
 def edited(kind: type[Op], edit: EditOp) -> WrongProgram:
@@ -988,6 +1059,12 @@ def lacking(*kinds: type[Op]) -> WrongProgram:
     return wrong
 
 
+def transfers_lacking(program: Program, jobs: set[int]) -> Iterator[Program]:
+    """The program without these transfers, unless it waits for one."""
+    if not any(isinstance(op, Wait) and op.job in jobs for _, op in program):
+        yield [(s, op) for s, op in program if not (isinstance(op, (Begin, End)) and op.job in jobs)]
+
+
 def in_stream(kind: type[Op], stream: str) -> WrongProgram:
     """An operation of a kind enqueued in another stream."""
 
@@ -1009,6 +1086,19 @@ def put_first(kind: type[Op]) -> WrongProgram:
 def put_last(kind: type[Op]) -> WrongProgram:
     """Operations of a kind after all others."""
     return lambda view, orders, program: iter([sorted(program, key=lambda entry: isinstance(entry[1], kind))])
+
+
+def waiting_after(kind: type[Op], stream: str = "main") -> WrongProgram:
+    """The waits for flushed stores stand right behind the operations of a kind."""
+
+    def wrong(view: RankView, orders: StepOrders, program: Program) -> Iterator[Program]:
+        waits = [entry for entry in program if isinstance(entry[1], Wait)]
+        rest = [entry for entry in program if not isinstance(entry[1], Wait)]
+        at = [i + 1 for i, (one, op) in enumerate(rest) if isinstance(op, kind) and one == stream]
+        if waits and at:
+            yield [*rest[: at[-1]], *waits, *rest[at[-1] :]]
+
+    return wrong
 
 
 def again(kind: type[Op]) -> WrongProgram:
@@ -1133,7 +1223,11 @@ def masked(rows: Any) -> Any:
 
 
 def read_through_another(view: RankView, orders: StepOrders, op: PostProcess) -> None:
-    op.rows = tuple((index, slot, of_another(operand, view.config.slots)) for index, slot, operand in op.rows)
+    """The row in slot 0 reads another's blocks."""
+    op.rows = tuple(
+        (index, slot, operand if slot else of_another(operand, view.config.slots))
+        for index, slot, operand in op.rows
+    )
 
 
 def ahead_of_main(way: str) -> WrongProgram:
@@ -1220,7 +1314,10 @@ PROGRAMS: dict[str, list[WrongProgram]] = {
         changed(Forward, rows=lambda rows: rows[1:]),
         changed(Forward, rows=lambda rows: (*rows, rows[0])),
     ],
-    "the forward finds {} in slot {}, where {} is": [edited(Forward, row_with(slot=more))],
+    "the forward finds {} in slot {}, where {} is": [
+        edited(Forward, row_with(slot=more)),
+        edited(Forward, row_with(slot=lambda _: UNKNOWN_JOB)),
+    ],
     "the forward computes {} tokens of {}, not {}, or as another kind": [
         edited(Forward, row_with(tokens=more)),
         edited(Forward, decode_as_prefill),
@@ -1237,7 +1334,7 @@ PROGRAMS: dict[str, list[WrongProgram]] = {
     "stage {} samples step {}, without its forward or not being last": [
         put_first(Sample),
         changed(Sample, step=more),
-        behind(main_op(lambda v, o: Sample(o.step) if v.stage < v.config.pp - 1 else None)),
+        behind(main_op(lambda v, o: Sample(o.step) if o.rows and v.stage < v.config.pp - 1 else None)),
     ],
     "row {} of step {} is post-processed, which is not due": [
         again(PostProcess),
@@ -1278,7 +1375,10 @@ PROGRAMS: dict[str, list[WrongProgram]] = {
     "the step computes {}, but no forward is enqueued": [lacking(Forward, Sample, Draft)],
     "the last stage does not sample": [lacking(Sample, Draft)],
     "the flush of transfer {} is not waited for": [lacking(Wait)],
-    "{} {}, ordered in step {}, is not submitted": [lacking(Begin, End, Wait)],
+    "{} {}, ordered in step {}, is not submitted": [
+        lambda v, o, p: transfers_lacking(p, {j for j, known in o.jobs.items() if known.way == "load"}),
+        lambda v, o, p: transfers_lacking(p, {j for j, (told, _) in v.jobs.items() if told < o.step}),
+    ],
     "transfers {} begin and do not end": [lacking(End)],
 }
 
@@ -1328,7 +1428,15 @@ def of_a_fault(name: str, **wrong: Any) -> Samples:
     return kept
 
 
-WALKED = ("composed", "composed-v1", "composed-tight", "composed-sync", "partial-tails", "hybrid-pp2-async")
+WALKED = (
+    "composed",
+    "chunked-local",
+    "composed-v1",
+    "composed-tight",
+    "composed-sync",
+    "partial-tails",
+    "hybrid-pp2-async",
+)
 LOADED = ("plain-offload", "composed", "mamba-offload")
 SOURCES = [
     *(partial(loading, name) for name in LOADED),
@@ -1376,3 +1484,23 @@ def test_a_program_is_refused_for_this_very_reason(text: str, which: int) -> Non
 
 def test_every_refusal_is_in_the_table_and_nothing_else_is() -> None:
     assert sorted([*ANSWERS, *PROGRAMS]) == sorted(ALL)
+
+
+#: what writes blocks in the main stream, or may: the wait for a flushed store comes right after it
+WRITERS: dict[str, WrongProgram] = {
+    "zeroing": waiting_after(Zero),
+    "pre-processing": waiting_after(PreProcess),
+    "the forward": waiting_after(Forward),
+    "load": waiting_after(End, "load"),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_nothing_writes_before_the_flush_is_waited_for(what: str) -> None:
+    for source in SOURCES:
+        for view, orders, program in source()[1]:
+            for wrong in WRITERS[what](view, orders, program):
+                reason = allowed_program(view, orders, wrong) or ""
+                if re.fullmatch(f"{what}( .*)? writes block .* before the flush of transfer .*", reason):
+                    return
+    pytest.fail("nothing was refused so")

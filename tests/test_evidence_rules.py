@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 
 from spec.book import Book, Status
-from spec.chains import Chains
+from spec.chains import GARBAGE, TORN, Chains
 from spec.config import Config, named
 from spec.events import Event
 from spec.faults import tamper
-from spec.ops import Begin, Deref, End, Leave, PostProcess, Sample, SetSlot
+from spec.memory import CONV, TEMPORAL, Page
+from spec.ops import Begin, Deref, End, Forward, Leave, PostProcess, Sample, SetSlot
 from spec.policy import Answer, Output, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
 from spec.rules import RULES, STATE_RULES
 from spec.walk import Adversary, draw_options
-from spec.world import World
+from spec.world import Rank, World
 
 Factory = Callable[[Config, Chains], Policy]
 
@@ -319,6 +320,92 @@ def test_a_rule_breaks(rule: str) -> None:
 def test_each_condition_of_a_rule_breaks_by_itself(rule: str, which: int) -> None:
     name, factory, said = CONDITIONS[rule][which]
     assert seen(rule, named(name), factory, said), f"nothing broke {rule} so that it says {said}"
+
+
+# -- bytes that change behind everybody's back -------------------------------------------------------------
+
+
+def blank(at: int) -> Callable[[Page], Page]:
+    """A page with one cell lost."""
+    return lambda page: (page[0], (*page[1][:at], GARBAGE, *page[1][at + 1 :]))
+
+
+def shared_by_another(page: Page) -> Page:
+    """The same bytes, written by another group."""
+    return page[0] + 1, page[1]
+
+
+class Spoilt(World):
+    """A group's pages on the last rank change: in the host tier when a chunk of it becomes loadable, or on
+    the device when a forward is about to run."""
+
+    def __init__(self, config: Config, where: str, group: int, spoil: Callable[[Page], Page]) -> None:
+        super().__init__(config, Reference)
+        self.where, self.group, self.spoil = where, group, spoil
+
+    def decide(self, decision: Event) -> None:
+        if decision[:2] == ("tier", self.group) and decision[5] == "ready" and self.where == "host":
+            host = self.ranks[-1].memory.host
+            host.update({spot: self.spoil(page) for spot, page in host.items() if page[0] == self.group})
+        super().decide(decision)
+
+    def step_stream(self, rank: Rank, stream: str) -> None:
+        memory = rank.memory
+        if self.where == "device" and rank is self.ranks[-1] and isinstance(rank.streams[stream][0], Forward):
+            for block in range(1, self.config.pool_blocks):
+                if memory.view[block] == self.group:
+                    memory.put_page(block, self.spoil(memory.page(block)))
+        super().step_stream(rank, stream)
+
+
+FULL, WINDOW, MAMBA = range(3)  # the groups of the composed configuration
+
+#: where, in which group's pages, what is lost -> the rule that says so
+BYTES: list[tuple[str, int, Callable[[Page], Page], str]] = [
+    ("host", MAMBA, blank(CONV), "ready_chunk_exact"),
+    ("host", MAMBA, blank(TEMPORAL), "ready_chunk_exact"),
+    ("host", MAMBA, shared_by_another, "ready_chunk_exact"),
+    ("host", FULL, blank(0), "ready_chunk_exact"),
+    ("host", WINDOW, blank(3), "ready_chunk_exact"),
+    ("host", WINDOW, shared_by_another, "ready_chunk_exact"),
+    ("device", MAMBA, blank(CONV), "state_reads_exact"),
+    ("device", MAMBA, blank(TEMPORAL), "state_reads_exact"),
+    ("device", FULL, blank(1), "attention_reads_exact"),
+    ("device", FULL, shared_by_another, "attention_reads_exact"),
+    ("device", WINDOW, blank(0), "window_reads_exact"),
+    ("device", WINDOW, shared_by_another, "window_reads_exact"),
+]
+
+
+@pytest.mark.parametrize("which", range(len(BYTES)))
+def test_every_part_of_a_page_is_compared(which: int) -> None:
+    where, group, spoil, rule = BYTES[which]
+    config = named("composed")
+    world = Spoilt(config, where, group, spoil)
+    for choice in (("arrive", "r1", "0", 17, 4), *(("schedule",), ("drain",)) * 8):
+        world.choose(choice)
+    assert world.verdict and world.verdict.rule == rule
+    assert f"group {config.groups[group].name}" in world.verdict.text and "rank 1" in world.verdict.text
+
+
+def test_a_copy_tears_its_target_until_it_ends() -> None:
+    world = World(named("plain-offload"), Reference)
+    sent = ("arrive", "r1", "0", 8, 2)
+    for choice in (sent, ("schedule",), ("work",), ("schedule",), ("work",), ("run", 0, "store", 1)):
+        assert world.choose(choice), choice
+    memory, (store,) = world.ranks[0].memory, world.transfers.values()
+    spots = [(place, sub) for _, place, subs in store.chunks for sub in range(len(subs))]
+    assert spots and all(set(memory.host[spot][1]) == {TORN} for spot in spots)
+    assert world.choose(("run", 0, "store", 1))
+    assert all(TORN not in memory.host[spot][1] for spot in spots)
+
+    for choice in (("quiet",), ("reset", "local"), sent, ("schedule",), ("work",), ("run", 0, "load", 1)):
+        assert world.choose(choice), choice
+    (load,) = world.transfers.values()
+    blocks = [block for _, _, subs in load.chunks for block in subs]
+    assert blocks and all(set(memory.cells[block]) == {TORN} for block in blocks)
+    assert world.choose(("run", 0, "load", 1))
+    assert all(TORN not in memory.cells[block] for block in blocks) and world.verdict is None
 
 
 # -- errors that nobody foresaw ----------------------------------------------------------------------------
