@@ -147,7 +147,8 @@ def _smallest_tokens(config: Config, tier: Tier) -> int | None:
     longest = lookup.left_by(config, far, far)
     later = max(units) if tier == "offload" else config.hash_block_tokens
     for shared in (end + lookahead for end in ends if end >= least):
-        for known in sorted({shared, shared + 1, shared + later, far}):
+        ended = (0, 1, later, config.reprefilled_tokens)
+        for known in sorted({*(shared + more for more in ended), far}):
             if known < shared:
                 continue
             left = longest if known == far else lookup.left_by(config, known, known)

@@ -455,8 +455,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_verdict_is_the_same_whoever_reads(broken: Path, output: str, tmp_path: Path) -> None:
     """Nobody reads, one reader leaves, the output is closed: still 1, and the file."""
     file = tmp_path / "found.json"
+    words = f"{sys.executable} -u -m spec.trace check {broken} --json {file} {output}"
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {sys.executable} -u -m spec.trace check {broken} --json {file} {output}"],
+        ["bash", "-c", f"set -o pipefail; {words}"],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
