@@ -36,8 +36,12 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-        self.exit(2, f"{self.prog}: {shown} (--help shows the usage)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help shows the usage)\n")
+
+
+def one_line(message: object) -> str:
+    """A message as one line, whatever the names and values in it hold: control characters are escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
 
 
 def natural(text: str) -> int:
@@ -68,11 +72,11 @@ def command(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
                 print(f"{name}: stopped before it was done", file=sys.stderr)
                 return UNDETERMINED
             except OutputError as error:
-                print(f"{name}: {error}", file=sys.stderr)
+                print(f"{name}: {one_line(error)}", file=sys.stderr)
                 return BAD_INPUT
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
-                print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
+                print(f"{name}: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
                 return BAD_INPUT
             finally:
                 with suppress(OSError):
