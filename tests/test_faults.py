@@ -243,6 +243,7 @@ def test_a_decision_that_was_never_asked_is_undetermined(
     ("change", "said"),
     [
         ("{'fence_done': lambda waiting: 1 / 0}", "mine.py:10: ZeroDivisionError: division by zero"),
+        ("{'fence_done': lambda waiting: exit(0)}", "mine.py:10: SystemExit: 0"),
         ("{'free_basis': lambda request: request.procesed}", "mine.py:10: AttributeError: "),
         ("{'fence_done': lambda waiting: None}", "mine.py:10: fence_done must answer bool, got None"),
         ("{'post_row': lambda index, slot: slot}", "mine.py:10: post_row must answer Deref or Imm, got 0"),

@@ -182,11 +182,12 @@ class Guarded:
                 return question(*given)
             except PolicyError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
-                if last.filename != self.path:
-                    raise
-                raise FaultFileError(f"{self.path}:{last.lineno}: {in_words(error)}") from None
+                if last.filename != self.path and not isinstance(error, SystemExit):
+                    raise  # nothing but the file calls exit()
+                at = line_in(error, self.path)
+                raise FaultFileError(f"{self.path}{f':{at}' if at else ''}: {in_words(error)}") from None
 
         return ask
 
