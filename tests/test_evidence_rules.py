@@ -240,27 +240,33 @@ def finished_early(book: Book, event: Event) -> list[Event]:
     return [*(("finish", uid, "length") for uid in running), event]
 
 
-def tier_with(**change: Callable[[Book, Event], int]) -> Factory:
-    """Host chunks that begin to be written, with other fields."""
-    at = {"n": 2, "prefix": 3, "place": 4}
-
-    def edit(book: Book, event: Event) -> list[Event]:
-        fields = list(event)
-        if event[5] == "writing":
-            for name, value in change.items():
-                fields[at[name]] = value(book, event)
-        return [tuple(fields)]
-
-    return editing("tier", edit)
+def ready_at(place: Callable[[Book, Event], int]) -> Factory:
+    """Chunks become ready at other places."""
+    return editing("tier", lambda k, e: [(*e[:4], place(k, e), e[5])] if e[5] == "ready" else [e])
 
 
-def held_place(book: Book, event: Event) -> int:
-    """The place of another chunk."""
-    return next((chunk.place for chunk in book.tier.values()), event[4])
+def place_of_another(book: Book, event: Event) -> int:
+    """Where another chunk is ready."""
+    ready = (entry.place for entry in book.tier.values() if entry.state == "ready")
+    return next((place for place in ready if place != event[4]), event[4])
+
+
+def written_at(place: Callable[[Book, Event], int]) -> Factory:
+    """Chunks begin to be written at other places."""
+    return editing("tier", lambda k, e: [(*e[:4], place(k, e), e[5])] if e[5] == "writing" else [e])
 
 
 #: rule -> (configuration, a policy that breaks one of its conditions alone, what the rule then says)
 CONDITIONS: dict[str, list[tuple[str, Factory, str]]] = {
+    "ready_chunk_exact": [
+        ("plain-offload", ready_at(lambda book, event: 1000), "never stored"),
+        ("plain-offload", ready_at(place_of_another), "never stored"),
+    ],
+    "host_place_free": [
+        ("plain-offload", written_at(lambda k, e: k.config.tier_chunks), r"chunks \[\] hold and .* \[\] use"),
+        ("plain-offload", written_at(lambda k, e: -1), r"chunks \[\] hold and .* \[\] use"),
+        ("plain-offload", written_at(place_of_another), r"chunks \[.+\] hold and .* \[\] use"),
+    ],
     "key_names_its_column": [
         ("plain", editing("publish", past_the_known), "."),
     ],
@@ -341,12 +347,12 @@ class Spoilt(World):
 
     def __init__(self, config: Config, where: str, group: int, spoil: Callable[[Page], Page]) -> None:
         super().__init__(config, Reference)
-        self.where, self.group, self.spoil = where, group, spoil
+        self.where, self.group, self.changed = where, group, spoil
 
     def decide(self, decision: Event) -> None:
         if decision[:2] == ("tier", self.group) and decision[5] == "ready" and self.where == "host":
             host = self.ranks[-1].memory.host
-            host.update({spot: self.spoil(page) for spot, page in host.items() if page[0] == self.group})
+            host.update({spot: self.changed(page) for spot, page in host.items() if page[0] == self.group})
         super().decide(decision)
 
     def step_stream(self, rank: Rank, stream: str) -> None:
@@ -354,7 +360,7 @@ class Spoilt(World):
         if self.where == "device" and rank is self.ranks[-1] and isinstance(rank.streams[stream][0], Forward):
             for block in range(1, self.config.pool_blocks):
                 if memory.view[block] == self.group:
-                    memory.put_page(block, self.spoil(memory.page(block)))
+                    memory.put_page(block, self.changed(memory.page(block)))
         super().step_stream(rank, stream)
 
 
@@ -390,7 +396,7 @@ def test_every_part_of_a_page_is_compared(which: int) -> None:
 
 def test_a_copy_tears_its_target_until_it_ends() -> None:
     world = World(named("plain-offload"), Reference)
-    sent = ("arrive", "r1", "0", 8, 2)
+    sent: Event = ("arrive", "r1", "0", 8, 2)
     for choice in (sent, ("schedule",), ("work",), ("schedule",), ("work",), ("run", 0, "store", 1)):
         assert world.choose(choice), choice
     memory, (store,) = world.ranks[0].memory, world.transfers.values()
