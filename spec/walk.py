@@ -290,8 +290,11 @@ def table(report: Report) -> Iterator[str]:
 def untried(report: Report) -> list[str]:
     """Rules that never said anything; and those that are asked in states where they may be silent, and never
     were."""
-    counts = [(rule, *report.tally[rule.name]) for rule in RULES]
-    return [rule.name for rule, no, yes in counts if not yes or (rule.applies is not None and not no)]
+    return [
+        rule.name
+        for rule in RULES
+        if 0 in (report.tally[rule.name] if rule.applies is not None else report.tally[rule.name][1:])
+    ]
 
 
 def as_json(report: Report, seed: int, verdict: str) -> dict[str, Any]:
