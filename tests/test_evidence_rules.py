@@ -24,6 +24,7 @@ from spec.memory import CONV, TEMPORAL, Page
 from spec.ops import Begin, Deref, End, Forward, Leave, PostProcess, Sample, SetSlot
 from spec.policy import Answer, Output, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
+from spec.reference.plan import Chunk
 from spec.rules import RULES, STATE_RULES
 from spec.walk import Adversary, draw_options
 from spec.world import Rank, World
@@ -256,6 +257,22 @@ def written_at(place: Callable[[Book, Event], int]) -> Factory:
     return editing("tier", lambda k, e: [(*e[:4], place(k, e), e[5])] if e[5] == "writing" else [e])
 
 
+def loading(chunk: Callable[[Book, Chunk], Chunk]) -> Factory:
+    """Loads whose chunks are others."""
+
+    def edit(book: Book, event: Event) -> list[Event]:
+        if event[2] == "load":
+            event = (*event[:4], tuple(chunk(book, one) for one in event[4]))
+        return [event]
+
+    return editing("job", edit)
+
+
+def in_writing(book: Book, chunk: Chunk) -> Chunk:
+    """Another chunk, which is being written."""
+    return next(((k, e.place, chunk[2]) for k, e in book.tier.items() if e.state == "writing"), chunk)
+
+
 #: rule -> (configuration, a policy that breaks one of its conditions alone, what the rule then says)
 CONDITIONS: dict[str, list[tuple[str, Factory, str]]] = {
     "ready_chunk_exact": [
@@ -266,6 +283,11 @@ CONDITIONS: dict[str, list[tuple[str, Factory, str]]] = {
         ("plain-offload", written_at(lambda k, e: k.config.tier_chunks), r"chunks \[\] hold and .* \[\] use"),
         ("plain-offload", written_at(lambda k, e: -1), r"chunks \[\] hold and .* \[\] use"),
         ("plain-offload", written_at(place_of_another), r"chunks \[.+\] hold and .* \[\] use"),
+    ],
+    "loads_only_ready_chunks": [
+        ("plain-offload", loading(lambda k, c: ((*c[0][:2], c[0][2] - 1), *c[1:])), "which is absent"),
+        ("plain-offload", loading(in_writing), "which is writing"),
+        ("plain-offload", loading(lambda k, c: (c[0], c[1] + 1, c[2])), "which is ready"),
     ],
     "key_names_its_column": [
         ("plain", editing("publish", past_the_known), "."),
