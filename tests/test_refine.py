@@ -30,6 +30,7 @@ try:
     from impl.scheduler.output import ScheduledRow, SchedulerOutput
     from impl.scheduler.pool import BlockPool
     from impl.scheduler.request import Request
+    from impl.scheduler.scheduler import Scheduler
     from impl.scheduler.tier import ABSENT, READY, WRITING, HostTier
     from impl.streams import Place
 except ModuleNotFoundError as missing:
@@ -44,6 +45,7 @@ from spec.faults import CATALOGUE, Fault
 from spec.faults.fault import DECISION
 from spec.faults.tamper import editing, enqueuing
 from spec.ops import HostCounts, HostRows, PreProcess
+from spec.policy import Arrival
 from spec.reference import Decisions as ReferenceDecisions
 from spec.reference import Reference
 from spec.walk import COMPOSED, walk_once
@@ -341,6 +343,23 @@ def test_the_store_keeps_windows_by_the_chunks_of_full_groups_alone() -> None:
         assert world.choose(("arrive", "r1", "0", 70, 2)) and world.quiet()
         ends = sorted(tokens for group, tokens, _ in world.book.tier if group == 1)
         assert ends == [16, 32, 48, 64, 68]  # and the last full block, where the prompt ends
+
+
+def test_the_tail_of_a_resumed_request_is_its_prompts() -> None:
+    """As in 0.33.0: in 5 prompt tokens the last boundary of hash blocks of 2 is 4, also when 9 are known."""
+    config = replace(configs.named("partial-tails"), drafts=0, draft_modules=0)
+    chains = Chains()
+    scheduler, reference = Scheduler(config, chains, Decisions()), Reference(config, chains)
+    uid, tokens = ("r1", 1), (1, 2, 3, 4, 5)
+    for policy in (scheduler, reference):
+        policy.on_arrive(Arrival(uid, tokens, 9))
+    mine, theirs = scheduler.requests[uid], reference.book.requests[uid]
+    for _ in range(2):
+        assert scheduler.cache.tail_position(mine) == reference.tail_position(theirs) == 4
+        for token in (7, 7, 7, 7):  # what outputs bring
+            mine.tokens.append(token)
+            theirs.tokens.append(token)
+        assert mine.known == theirs.known > 8
 
 
 def test_a_new_v1_row_starts_from_one_where_the_swaps_have_put_it() -> None:
