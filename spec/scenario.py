@@ -14,8 +14,8 @@ come blocks::
 
 Above the line: choices as ``spec.script`` reads them, or questions (:data:`QUESTIONS`). Below it: what
 happened, up to the next blank line. ``--show`` prints all of it. ``--rewrite`` writes the narration anew:
-commit only what you can explain. Exit codes: 0 all files as written, 1 a narration, a verdict or clients' tokens (``same``) differ, 2
-bad input, 3 stopped.
+commit only what you can explain. Exit codes: 0 all files as written, 1 a narration, a verdict or clients'
+tokens (``same``) differ, 2 bad input, 3 stopped.
 """
 
 from __future__ import annotations
