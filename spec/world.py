@@ -520,6 +520,8 @@ class World:
                 self._schedule()
                 if not self.verdict:
                     self.check_state()
+        if not self.verdict and not self.idle():
+            self.check_state(everything=True)  # why it stands says more than that it stands
         if self.verdict:
             return
         stuck = sorted(str(r.uid) for r in self.book.live())
