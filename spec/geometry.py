@@ -151,9 +151,8 @@ def base_chunks(group: Group, chunk_tokens: int) -> int:
 
 def _window_blocks(deployment: Config, group: Group) -> int | None:
     if group.kind is Kind.WINDOW:
-        return arith.local_need_blocks(group.window_tokens, group.block_tokens) + lookup.drops(
-            deployment, group
-        )
+        need = arith.local_need_blocks(group.window_tokens, group.block_tokens)
+        return need + lookup.local_drops(deployment, group)
     if group.kind is Kind.CHUNKED:
         return arith.blocks_of(group.window_tokens, group.block_tokens)
     return 1 if group.kind is Kind.MAMBA else None
