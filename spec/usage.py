@@ -31,8 +31,26 @@ JSON_HELP = "write the results for machines ('-': to standard output, and all el
 AGAIN_SECONDS = 0.01
 
 
+WRITTEN = ("json", "record", "markdown")
+"""Options that name a file which a command writes."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser that reports bad usage in one line; ``--help`` has the usage."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options; what none of the commands can do is bad usage: a report of ``--list``, and two reports
+        in one file."""
+        options = super().parse_args(args, namespace)
+        given = {name: getattr(options, name, None) for name in WRITTEN}
+        if getattr(options, "list", False) and given["json"] is not None:
+            self.error("--list writes no report: leave out --json")
+        named = {name: os.path.realpath(path) for name, path in given.items() if path and path != "-"}
+        for name, path in named.items():
+            first = next(other for other in named if named[other] == path)
+            if first != name and not (os.path.exists(path) and not os.path.isfile(path)):
+                self.error(f"--{first} and --{name} name the same file, {given[name]}: name another")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""

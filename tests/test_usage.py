@@ -118,6 +118,42 @@ def test_an_unknown_fault_is_told_in_the_same_words(
     assert err.startswith(f"{name}: no fault named 'nobody'; ") and err.endswith(" shows all\n")
 
 
+@pytest.mark.parametrize("name", [name for name in WITH_JSON if name not in ("spec.trace", "spec.faults")])
+def test_a_list_is_no_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("-", str(tmp_path / "list.json")):
+        assert code_of(name, ["--list", "--json", target]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1 and "--list writes no report: leave out --json" in err
+
+
+@pytest.mark.parametrize("name", ["spec.walk", "impl.refine"])
+def test_two_reports_go_into_two_files(
+    name: str, tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, link = tmp_path / "both", tmp_path / "link"
+    link.symlink_to(file)
+    assert code_of(name, [*words_of(name, run), "--record", str(file), "--json", str(link)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and f"--json and --record name the same file, {file}: name" in err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replay", "RUN", "--config", "plain"], "leave out --config"),
+        (["--replay", "RUN", "--runs", "2"], "leave out --runs"),
+        (["--all", "--config", "plain"], "leave out --config"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("impl.refine", [str(run) if word == "RUN" else word for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and said in err
+
+
 # -- targets -------------------------------------------------------------------------------------------------
 
 TARGETS = [
@@ -129,6 +165,7 @@ TARGETS = [
 ]
 BAD_TARGETS = {
     "a folder": "FOLDER",
+    "no name": "",
     "no such folder": "FOLDER/no/such",
     "a file as a folder": "FOLDER/file/x",
     "a long name": "FOLDER/" + "x" * 300,
