@@ -402,6 +402,13 @@ def configurations(args: argparse.Namespace) -> list[Config]:
     for name, value in (("--runs", args.runs), ("--choices", args.choices)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    if args.config and args.all:
+        raise ConfigError("--all is every shipped configuration: leave out --config")
+    if args.replay:
+        given = ("config", "all", "runs", "choices")
+        others = [f"--{option}" for option in given if getattr(args, option)]
+        if others:
+            raise ConfigError(f"--replay makes the choices of its trace alone: leave out {', '.join(others)}")
     place(args)
     names = args.config or (list(configs.shipped()) if args.all else COMPOSED)
     return [configs.find(name) for name in names]

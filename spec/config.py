@@ -463,6 +463,8 @@ def _cache_problems(config: Config) -> Iterator[str]:
             f"block_tokens = {sizes}: their least common multiple, which hits align to, is "
             f"{config.scheduler_block_tokens}, more than {LARGEST_CHUNK} tokens"
         )
+    if config.groups and config.prefix_caching:
+        yield from _chunked_problems(config)
     lookahead = config.hash_lookahead_tokens
     if lookahead and not config.prefix_caching:
         yield f"hash_lookahead_tokens = {lookahead} needs prefix_caching = true"
@@ -479,6 +481,27 @@ def _cache_problems(config: Config) -> Iterator[str]:
         )
     if config.tail_drop and not config.prefill_lookahead_tokens:
         yield _needs_drafter("tail_drop = true", config)
+
+
+def _chunked_problems(config: Config) -> Iterator[str]:
+    """What the lookup of chunked-local groups asserts.
+
+    Source: ``v1/core/single_type_kv_cache_manager.py::ChunkedLocalAttentionManager.find_longest_cache_hit``.
+    """
+    aligned = config.hash_block_tokens if config.partial_hits else config.scheduler_block_tokens
+    for group in config.groups:
+        if group.kind is not Kind.CHUNKED:
+            continue
+        if group in config.dropping_groups():
+            yield (
+                f"tail_drop = true with group {group.name!r} of kind = chunked: its lookup knows no drop; "
+                "flag the drafter's group with drafter = true"
+            )
+        if group.block_tokens != aligned:
+            yield (
+                f"block_tokens = {group.block_tokens} of chunked group {group.name!r} differs from "
+                f"{aligned}, which hits align to: its lookup needs them equal"
+            )
 
 
 def _needs_drafter(what: str, config: Config) -> str:

@@ -283,8 +283,8 @@ def _learn_report(view: SchedulerView, question: Question, job: int) -> None:
 
 
 def _alloc(view: SchedulerView, _: Question, u: UserId, g: int, col: int, b: int) -> str | None:
-    request = view.book.requests.get(u)
-    if request is None or request.status is Status.DONE:
+    request = view.book.requests[u]
+    if request.status is Status.DONE:
         return f"{u} is over and gets block {b}"
     if not 0 < b < view.config.pool_blocks:
         return f"block {b} is not one of the pool's"
@@ -326,9 +326,7 @@ def retained_from(config: Config, group: Group, processed: int) -> int:
 
 
 def _drop(view: SchedulerView, question: Question, u: UserId, g: int, col: int, b: int) -> str | None:
-    request = view.book.requests.get(u)
-    if request is None:
-        return f"{u} is unknown and gives up block {b}"
+    request = view.book.requests[u]
     if col < 0:  # held for a copy: the copy reads before any later step writes
         return f"{u} gives up block {b} in the step that copies it" if b in view.copied.values() else None
     if request.status is Status.RUNNING:
@@ -361,8 +359,8 @@ def _publish(
         before, after = view.crossed.get(u, (0, 0))
         good = before < n <= after and n % group.block_tokens == 0
     else:
-        c, q, d = view.rows.get(u, (0, 0, 0))
-        good = c + q == n and not d
+        c, q, _ = view.rows.get(u, (0, 0, 0))
+        good = c + q == n  # known tokens, so no drafts are among them
     return None if good else f"{u} publishes a state of {n} tokens that no step leaves in column {col}"
 
 
@@ -421,10 +419,10 @@ def _row(view: SchedulerView, _: Question, u: UserId, c: int, q: int, d: int) ->
         return f"{u} has two rows in one step"
     if c != request.computed:
         return f"{u} computes from {c}; {request.computed} tokens are computed or scheduled"
-    if q < 1 or not 0 <= d <= min(config.drafts, q - 1):
+    if not 0 <= d <= min(config.drafts, q - 1):
         return f"{u} computes {q} tokens of which {d} are drafts; {config.drafts} are allowed"
     if c + q - d > request.known:
-        if not (config.async_scheduling and request.flying and q == d + 1):
+        if not (config.async_scheduling and q == d + 1):
             return (
                 f"{u} computes {c} to {c + q - d} without drafts, but only {request.known} tokens are known"
             )
@@ -463,10 +461,10 @@ def _tokens(
     view: SchedulerView, question: Question, u: UserId, step: int, new: tuple[int, ...], computed: int
 ) -> str | None:
     output: Output = question[1]
-    sampled = dict(output.tokens).get(u)
     request = view.book.requests[u]
-    if step != output.step or sampled is None or step not in request.flying:
+    if step != output.step or step not in request.flying:
         return f"no output of step {step} for {u} is due"
+    sampled = dict(output.tokens)[u]
     left = request.prompt + view.outputs[u] - request.known
     kept = () if request.status is Status.DONE else sampled[:left]
     if new != kept:
@@ -510,7 +508,7 @@ def _job(
         if way == "store":
             if entry is None or entry.place != place or entry.state != "writing":
                 return f"{what} at place {place}, which the tier does not hold for it"
-            if n > min(request.computed, request.known) and group.kind is not Kind.MAMBA:
+            if n > request.computed and group.kind is not Kind.MAMBA:
                 return f"{what}, but only {request.computed} tokens are computed"
         for i, block in enumerate(subs):
             col = n // group.block_tokens - per + i
@@ -541,8 +539,8 @@ def _tier(
             return f"chunk {key} becomes ready at place {place}; transfer {question[1]} wrote another"
     elif state == "gone" and question[0] == "schedule" and entry is not None:
         stored = [p for j, k in view.jobs.items() if j in view.book.core.jobs for _, p, _ in k.chunks]
-        if entry.readers or place in stored:
-            return f"chunk {key} is thrown out of place {place} while a transfer uses it"
+        if entry.place in stored:
+            return f"chunk {key} is thrown out of place {entry.place} while a transfer uses it"
     return None
 
 

@@ -413,7 +413,6 @@ def walked(report: Report, heading: str, verdict: str) -> str:
     rules = []
     for rule in RULES:
         no, yes = report.tally[rule.name]
-        no = no if rule.holds else report.events - yes
         rules.append((f"`{rule.name}`", rule.antecedent, f"{yes:,}", f"{no:,}"))
     seen = [
         (f"`{name}`", WITNESSES.get(name, "not required"), f"{report.witnesses[name]:,}")
@@ -426,8 +425,8 @@ def walked(report: Report, heading: str, verdict: str) -> str:
         f"{report.choices / spent:,.0f} choices and {report.events / spent:,.0f} events a second. "
         f"Verdict: {verdict} (sampled).\n\n"
         "### Choices\n\n" + table(("choice", "meaning", "made"), choices) + "\n### Antecedents\n\n"
-        "Rules on states count evaluations; of all others every event at which they are silent counts as one "
-        "where the antecedent was false.\n\n"
+        "How often each invariant was asked with a true antecedent, and how often with a false one. Those "
+        "that have something to say whenever they are asked have 0 in the last column.\n\n"
         + table(("invariant", "says something when", "true", "false"), rules)
         + "\n### Witnesses\n\n"
         + table(("witness", "what happened", "reached"), seen)

@@ -9,6 +9,16 @@ each group, and a prompt that shares s tokens with an earlier one sees the ends 
 lookahead).  Eviction, jobs in flight and requests are left to the machines: here a prompt was processed
 whole, nothing was evicted, and every store was completed.
 
+Retention is dense: ``prefix_cache_retention_interval = None``.  Window groups then keep what hits at every
+multiple of the alignment need, Mamba groups every boundary that has a state.  The default of 0.30.0 to 0.33.0
+is 0: these groups keep only what hits at the prompt's replay boundaries need (the last multiple of the
+alignment below the prompt's length; in the pool, with tail drop, one scheduler block below that, and below
+the last one at or below the length), and at a junction, where the request's own lookup found a prefix that
+some group had and another had not.  A number n adds what hits at the multiples of n need.  Full and
+chunked-local groups are always dense.  So under 0 the *second* of two prompts with a common prefix finds
+nothing of it in such groups unless the prefix reaches the first prompt's replay boundary; it marks the
+junction, and a third may find that.
+
 A hit is common to all groups.  Full attention must have everything below it, a window group the last blocks
 of its window, chunked-local attention the current attention chunk, a Mamba group the one state at the hit.
 Sources are functions of vLLM 0.33.0.
@@ -76,6 +86,16 @@ def drops(config: Config, group: Group) -> bool:
     return group in config.dropping_groups() and group.kind is not Kind.MAMBA
 
 
+def _spec(group: Group) -> tuple[Kind, int, int, int]:
+    """What two groups must share to be looked up as one (``verify_and_split_kv_cache_groups``)."""
+    return group.kind, group.block_tokens, group.window_tokens, group.extra_tokens
+
+
+def local_drops(config: Config, group: Group) -> bool:
+    """Whether lookups in the pool drop a unit: the group drops, or one that is looked up together with it."""
+    return any(drops(config, other) for other in config.groups if _spec(other) == _spec(group))
+
+
 def drop_margin_tokens(config: Config, group: Group) -> int:
     """Tokens past a local hit that a dropping group must have (``eagle_proof_margin``)."""
     if fine_grained(config) and group.block_tokens > config.hash_block_tokens:
@@ -92,10 +112,13 @@ def every_state(config: Config, group: Group, tokens: int) -> Iterable[int]:
 
 
 def one_state(config: Config, group: Group, tokens: int) -> Iterable[int]:
-    """The state that prefilling ``tokens`` in one step leaves: the checkpoint's, where the split cuts."""
+    """States that prefilling ``tokens`` in one step leaves: the checkpoint's, where the split cuts, and that
+    of the end if it is a boundary.
+    """
     drop = bool(config.dropping_groups())
     at = arith.checkpoint_position(tokens, group.block_tokens, drop, config.hash_lookahead_tokens)
-    return (at,) if at else ()
+    end = arith.round_down(tokens, group.block_tokens)
+    return sorted({at, end if end == tokens else 0} - {0})
 
 
 States = Callable[[Config, Group, int], Iterable[int]]
@@ -105,35 +128,49 @@ def left_by(config: Config, prompt_tokens: int, known_tokens: int, states: State
     """What a finished request left: a prompt of ``prompt_tokens`` within ``known_tokens`` verified tokens."""
     eligible = prompt_tokens if config.offload_prompt_only else known_tokens
     return Left(
-        tuple(frozenset(_cached(config, group, known_tokens, states)) for group in config.groups),
+        tuple(
+            frozenset(_cached(config, group, prompt_tokens, known_tokens, states)) for group in config.groups
+        ),
         tuple(frozenset(_stored(config, group, eligible, states)) for group in config.groups),
     )
 
 
-def _cached(config: Config, group: Group, tokens: int, states: States) -> Iterable[int]:
-    """Ends that the pool registers (``get_num_cacheable_tokens``, ``reachable_block_mask``)."""
+def _cached(config: Config, group: Group, prompt_tokens: int, tokens: int, states: States) -> Iterable[int]:
+    """Ends that the pool registers under dense retention.
+
+    Source: ``kv_cache_coordinator.py::get_num_cacheable_tokens`` (of the coordinators for one and for several
+    groups), ``single_type_kv_cache_manager.py::cache_blocks``.
+    """
     if not config.prefix_caching:
         return
-    fine = fine_grained(config)
-    tail = arith.checkpoint_position(
-        tokens, config.hash_block_tokens, bool(config.dropping_groups()), config.hash_lookahead_tokens
-    )
-    if fine and tail and group.block_tokens > config.hash_block_tokens:
-        yield tail  # a prompt's last hash boundary is registered on the block that holds it
+    if fine_grained(config) and group.block_tokens > config.hash_block_tokens:
+        yield from _tail(config, group, prompt_tokens)
     if group.kind is Kind.MAMBA:
         yield from states(config, group, tokens)
         return
-    align = config.scheduler_block_tokens
-    if drops(config, group):
-        first = max(0, tokens - config.reprefilled_tokens)
-        whole = arith.round_down(first, align) + group.block_tokens
-        extent = min(first, whole) if tokens >= align else 0
+    align, final = local_alignment_tokens(config), max(0, tokens - config.reprefilled_tokens)
+    if len(config.groups) == 1:
+        extent = final
+    elif local_drops(config, group):
+        extent = min(final, arith.round_down(final, align) + group.block_tokens) if tokens >= align else 0
     else:
-        extent = tokens if fine else arith.round_down(tokens, align)
+        extent = arith.round_down(tokens, align)
     keeps = _pool_mask(config, group)
     for column in range(arith.floordiv(extent, group.block_tokens)):
         if keeps(column):
             yield (column + 1) * group.block_tokens
+
+
+def _tail(config: Config, group: Group, prompt_tokens: int) -> Iterable[int]:
+    """The prompt's last hash boundary, registered on its block (``_cache_partial_tail_block``)."""
+    unit = config.hash_block_tokens
+    if group.kind is Kind.MAMBA:
+        drop = bool(config.dropping_groups())
+        tail = arith.checkpoint_position(prompt_tokens, unit, drop, config.hash_lookahead_tokens)
+    else:
+        tail = arith.round_down(prompt_tokens - (not local_drops(config, group)), unit)
+    if tail:
+        yield tail
 
 
 def _stored(config: Config, group: Group, eligible_tokens: int, states: States) -> Iterable[int]:
@@ -158,19 +195,21 @@ def _everything(index: int) -> bool:
 
 
 def _pool_mask(config: Config, group: Group) -> Mask:
-    """Which columns the pool registers (``reachable_block_mask`` for window groups, no final segment)."""
+    """Which columns the pool registers: all; of window groups those of ``reachable_block_mask`` under dense
+    retention (without a final segment).
+    """
     if group.kind is not Kind.WINDOW:
         return _everything
-    drop = int(drops(config, group))
+    drop = int(local_drops(config, group))
     need = arith.local_need_blocks(group.window_tokens, group.block_tokens) + drop
-    segment = arith.floordiv(config.scheduler_block_tokens, group.block_tokens)
+    segment = arith.floordiv(local_alignment_tokens(config), group.block_tokens)
     if arith.store_keeps_all(need, segment):
         return _everything
     return lambda column: arith.store_keeps_block(column, need, segment, drop)
 
 
 def _tier_mask(config: Config, group: Group, eligible_tokens: int) -> Mask:
-    """Which chunks the store names: of a window group, those of which the mask keeps a block."""
+    """Which chunks the store names: of a window group, those with a block that dense retention keeps."""
     align, block, blocks = store_alignment_tokens(config), group.block_tokens, config.blocks_per_chunk
     if group.kind is not Kind.WINDOW or align is None or align % block:
         return _everything
@@ -200,25 +239,33 @@ def visible(ends: Ends, shared_tokens: int, lookahead_tokens: int = 0) -> Ends:
 def local_hit(config: Config, ends: Ends, tokens: int) -> int:
     """Tokens of a prompt of ``tokens`` tokens that the pool's entries ``ends`` spare it.
 
-    Source: ``v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator.find_longest_cache_hit``.  The
-    candidate shrinks until every group accepts it; full groups are looked up once and then only trimmed; a
-    dropping group looks one margin further and then drops it, once for each candidate.
+    Source: ``v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator.find_longest_cache_hit``.  Groups of
+    one spec are looked up as one.  The candidate shrinks until every group accepts it; full groups are looked
+    up once and then only trimmed; a dropping group looks one margin further and then drops it, once for each
+    candidate.  A full group and one other are asked once only, and so is a single group
+    (``UnitaryKVCacheCoordinator``), which looks no margin further.
     """
     hashed = arith.round_down(max(0, tokens - config.hash_lookahead_tokens), config.hash_block_tokens)
-    order = sorted(range(len(config.groups)), key=lambda i: config.groups[i].kind is not Kind.FULL)
+    alike: dict[tuple[Kind, int, int, int], tuple[Group, frozenset[int]]] = {}
+    for group, present in zip(config.groups, ends, strict=True):
+        first, common = alike.get(_spec(group), (group, present))
+        alike[_spec(group)] = first, common & present
+    order = sorted(alike.values(), key=lambda one: one[0].kind is not Kind.FULL)
+    single = len(config.groups) == 1
+    once = single or (len(order) == 2 and order[0][0].kind is Kind.FULL)
     full_hit: dict[int, int] = {}
     verified: set[int] = set()
     candidate = max(0, tokens - 1)
     while True:
         before = candidate
-        for index in order:
-            group = config.groups[index]
+        for index, (group, present) in enumerate(order):
             if index in full_hit:
                 candidate = min(candidate, full_hit[index])
                 continue
-            drop = drops(config, group) and index not in verified
-            limit = min(candidate + drop_margin_tokens(config, group), hashed) if drop else candidate
-            found = _FINDERS[group.kind](config, group, ends[index], limit, drop)
+            drop = local_drops(config, group) and index not in verified
+            margin = drop_margin_tokens(config, group) if drop and not single else 0
+            limit = min(candidate + margin, hashed) if margin else candidate
+            found = _FINDERS[group.kind](config, group, present, limit, drop)
             if group.kind is Kind.FULL:
                 full_hit[index] = found
             if drop:
@@ -226,7 +273,7 @@ def local_hit(config: Config, ends: Ends, tokens: int) -> int:
             elif found < candidate:
                 verified.clear()
             candidate = min(candidate, found)
-        if candidate == before or candidate == 0:
+        if once or candidate == before or candidate == 0:
             return candidate
 
 

@@ -16,7 +16,7 @@ A copy between device and host takes time.  It *begins* (snapshot of the source;
 
 from __future__ import annotations
 
-from spec.chains import EMPTY, GARBAGE, TORN, ZERO
+from spec.chains import EMPTY, GARBAGE, TORN
 from spec.config import Config, Kind
 
 Cell = int | tuple[int, ...]
@@ -122,8 +122,3 @@ class Memory:
 def torn(page_width: int, group: int) -> Page:
     """The page of a copy that has begun and not delivered."""
     return group, (TORN,) * page_width
-
-
-def blank(page_width: int, group: int) -> Page:
-    """A zeroed page."""
-    return group, (ZERO,) * page_width

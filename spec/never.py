@@ -18,7 +18,7 @@ from math import gcd, isqrt, lcm
 from typing import Literal
 
 from spec import arith, gaps, lookup
-from spec.config import LARGEST, Config, Group, Kind, problems
+from spec.config import LARGEST, Config, ConfigError, Group, Kind, problems
 
 Tier = Literal["local", "offload"]
 
@@ -58,6 +58,18 @@ class Never:
     forbids: Callable[[Case, int], bool]
     allow: Callable[[Config], Config] | None  # the remedy as a change of configuration; None: there is none
     allow_steps: bool = False  # the remedy is to prefill in more steps, not a change of configuration
+    remedies: tuple[Remedy, ...] = ()  # changes that may allow it, of which the first that does is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change of configuration, in words and done."""
+
+    words: str
+    change: Callable[[Config], Config]
+
+
+NO_REMEDY = "no change of one setting that was tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,8 @@ def _smallest_tokens(config: Config, tier: Tier) -> int | None:
     longest = lookup.left_by(config, far, far)
     later = max(units) if tier == "offload" else config.hash_block_tokens
     for shared in (end + lookahead for end in ends if end >= least):
-        for known in sorted({shared, shared + 1, shared + later, far}):
+        ended = (0, 1, later, config.reprefilled_tokens)
+        for known in sorted({*(shared + more for more in ended), far}):
             if known < shared:
                 continue
             left = longest if known == far else lookup.left_by(config, known, known)
@@ -178,44 +191,81 @@ def horizon_tokens(config: Config) -> int:
 def nevers(config: Config, twin: Config | None = None) -> list[Never]:
     """Every statement that applies to this deployment, the pool's first.
 
-    Which remedy makes a shorter prefix reusable is found out on the twin (None: on the deployment itself).
+    The remedy of each is the first with which such a hit happens on the twin (None: no remedy is looked for).
+    Raises :class:`ConfigError` if all groups are chunked-local: their lookup answers the start of an
+    attention chunk whatever was left, so that no number of shared tokens decides.
     """
-    found: list[Never] = []
-    if not config.prefix_caching:
-        found.append(
-            Never(
-                "no cache",
-                "local",
-                "no request ever reuses blocks of the pool",
-                "prefix_caching is false",
-                "prefix_caching = true",
-                lambda case, hit: hit > 0,
-                lambda c: replace(c, prefix_caching=True),
-            )
+    if all(group.kind is Kind.CHUNKED for group in config.groups):
+        raise ConfigError(
+            "every group has kind = chunked: a hit at the start of an attention chunk needs no history, so "
+            "no shared prefix decides what is reused; add the model's other group"
         )
-    tiers: list[Tier] = ["local"] if config.prefix_caching else []
-    tiers += ["offload"] if config.offload else []
-    for tier in tiers:
-        found += _of_tier(config, Prefix(config, tier), twin or config)
-    return found
+    found = list(_statements(config))
+    if twin is None:
+        return found
+    return [_with_remedy(about, small, config, twin) for about, small in _pairs(found, twin)]
 
 
-def _of_tier(config: Config, prefix: Prefix, twin: Config) -> Iterator[Never]:
+def on_twin(about: list[Never], twin: Config) -> list[Never]:
+    """The same statements about the twin, with the remedies that ``about`` tells."""
+    return [replace(small, allow=large.allow) for large, small in _pairs(about, twin)]
+
+
+def _pairs(about: list[Never], twin: Config) -> list[tuple[Never, Never]]:
+    small = list(_statements(twin))
+    if [(s.name, s.tier) for s in about] != [(s.name, s.tier) for s in small]:
+        raise AssertionError(f"the scaled twin {twin.name} follows other rules")
+    return list(zip(about, small, strict=True))
+
+
+def _with_remedy(about: Never, small: Never, config: Config, twin: Config) -> Never:
+    """The statement with the first of its remedies that can be served and brings such a hit about."""
+    if about.allow_steps or not about.remedies:
+        return about
+    for remedy in about.remedies:
+        changed = replace(remedy.change(config), pool_blocks=LARGEST)  # bounds are for the model's world
+        if next(problems(changed), None) is None and _allowed(replace(small, allow=remedy.change), twin):
+            return replace(about, remedy=remedy.words, allow=remedy.change)
+    return about
+
+
+def _statements(config: Config) -> Iterator[Never]:
+    """Every statement, its remedy still open."""
+    if not config.prefix_caching:
+        yield Never(
+            "no cache",
+            "local",
+            "no request ever reuses blocks of the pool",
+            "prefix_caching is false",
+            NO_REMEDY,
+            lambda case, hit: hit > 0,
+            None,
+            remedies=(Remedy("prefix_caching = true", lambda c: replace(c, prefix_caching=True)),),
+        )
+    if config.prefix_caching:
+        yield from _of_tier(config, Prefix(config, "local"))
+    if config.offload:
+        yield from _of_tier(config, Prefix(config, "offload"))
+
+
+def _of_tier(config: Config, prefix: Prefix) -> Iterator[Never]:
     tier, smallest = prefix.tier, prefix.smallest_tokens
     if smallest is None:
         yield _nothing(config, prefix)
         return
-    shorter = _shorter_prefix(config, prefix, twin)
-    yield Never(
-        "short prefix",
-        tier,
-        f"a shared prefix of fewer than {smallest} tokens is never reused",
-        _why_smallest(config, prefix, smallest),
-        shorter.words,
-        lambda case, hit: case.shared_tokens < smallest and hit > 0,
-        shorter.change,
-    )
-    yield _off_grid(config, prefix)
+    if smallest > 1:
+        yield Never(
+            "short prefix",
+            tier,
+            f"a shared prefix of fewer than {smallest} tokens is never reused",
+            _why_smallest(config, prefix, smallest),
+            NO_REMEDY,
+            lambda case, hit: case.shared_tokens < smallest and hit > 0,
+            None,
+            remedies=tuple(_finer(config, prefix)),
+        )
+    if prefix.grid_tokens > 1:
+        yield _off_grid(config, prefix)
     if prefix.withheld_tokens:
         yield _tail(config, prefix)
     if any(group.kind is Kind.MAMBA for group in config.groups):
@@ -226,23 +276,30 @@ def _of_tier(config: Config, prefix: Prefix, twin: Config) -> Iterator[Never]:
             tier,
             "tokens that a request generated are never restored, only its prompt's",
             "the store stops at the prompt's end (prompt_only)",
-            "prompt_only = false",
+            NO_REMEDY,
             lambda case, hit: hit > case.prompt_tokens,
-            lambda c: replace(c, offload_prompt_only=False),
+            None,
+            remedies=(Remedy("prompt_only = false", lambda c: replace(c, offload_prompt_only=False)),),
         )
 
 
 def _nothing(config: Config, prefix: Prefix) -> Never:
     other = _chunk_that_works(config)
+    found = () if other is None else (Remedy(f"blocks_per_chunk = {other}", _chunks_that_work),)
     return Never(
         "nothing",
         prefix.tier,
         "nothing is ever reused",
         "the lookup requires more chunks of a window in a row than the store keeps before any possible hit",
-        "none found" if other is None else f"blocks_per_chunk = {other}",
+        NO_REMEDY,
         lambda case, hit: hit > 0,
-        None if other is None else lambda c: replace(c, blocks_per_chunk=other),
+        None,
+        remedies=found,
     )
+
+
+def _chunks_that_work(config: Config) -> Config:
+    return replace(config, blocks_per_chunk=_chunk_that_works(config) or config.blocks_per_chunk)
 
 
 def _chunk_that_works(config: Config) -> int | None:
@@ -275,7 +332,6 @@ def _off_grid(config: Config, prefix: Prefix) -> Never:
     where = f"a hit never ends elsewhere than on a multiple of {grid} tokens"
     if last_too:
         where += " or at the prompt's last token but one"
-    finer = next(_finer(config, prefix))
     unit = "chunks" if prefix.tier == "offload" else "blocks"
     sizes = ", ".join(f"{name} {tokens}" for name, tokens in prefix.unit_tokens.items())
     return Never(
@@ -283,34 +339,38 @@ def _off_grid(config: Config, prefix: Prefix) -> Never:
         prefix.tier,
         where,
         f"every group's {unit} must end there ({sizes} tokens)",
-        finer.words,
+        NO_REMEDY,
         lambda case, hit: hit % grid != 0 and not (last_too and hit == case.tokens - 1),
-        finer.change,
+        None,
+        remedies=tuple(_finer(config, prefix)),
     )
 
 
 def _tail(config: Config, prefix: Prefix) -> Never:
     withheld = prefix.withheld_tokens
+    dropping = Remedy(
+        "tail_drop = false (upstream: disable_eagle_block_drop), at the drafter's risk", _no_drop
+    )
+    remedies = [dropping]
     if prefix.tier == "local" and not config.tail_drop:
         why = f"a block's hash covers {withheld} token(s) after it, so these must be shared too"
-        remedy, allow = "without speculation nothing is withheld", _without_lookahead
+        remedies = [Remedy("without speculation nothing is withheld", _without_lookahead)]
     elif prefix.tier == "local" and not config.offload:
         why = "the drafter's group drops its last unit, whose draft-layer cache may be wrong"
-        remedy, allow = "hash_lookahead_tokens instead of tail_drop (upstream's default)", _lookahead
+        remedies.insert(
+            0, Remedy("hash_lookahead_tokens instead of tail_drop (upstream's default)", _lookahead)
+        )
     else:
         why = "the drafter's group drops its last unit, and the hash lookahead is off under a connector"
-        remedy, allow = (
-            "tail_drop = false (upstream: disable_eagle_block_drop), at the drafter's risk",
-            _no_drop,
-        )
     return Never(
         "tail",
         prefix.tier,
         f"the last {withheld} token(s) of a shared prefix are never reused",
         why,
-        remedy,
+        NO_REMEDY,
         lambda case, hit: hit + withheld > case.shared_tokens and hit > 0,
-        allow,
+        None,
+        remedies=tuple(remedies),
     )
 
 
@@ -324,16 +384,17 @@ def _one_step(config: Config, prefix: Prefix) -> Never:
     )
 
     def kept(tokens: int) -> set[int]:
-        return {arith.checkpoint_position(tokens, unit, drop, config.hash_lookahead_tokens) for unit in units}
+        at = {arith.checkpoint_position(tokens, unit, drop, config.hash_lookahead_tokens) for unit in units}
+        return at | ({tokens} if tokens % block == 0 else set())
 
     # In the tier a hit may end inside a Mamba chunk where another group's chunk is no multiple of it (theorem
     # 7); its load then names the state at the end of that chunk.
     chunk = prefix.unit_tokens[next(g.name for g in config.groups if g.kind is Kind.MAMBA)]
     inside = prefix.tier == "offload" and any(unit % chunk for unit in prefix.unit_tokens.values())
     what = (
-        "no hit loads any state but the one kept"
+        "no hit loads any state but the one kept, or that of its end on a boundary"
         if inside
-        else "no hit ends anywhere but at its one kept state"
+        else "no hit ends anywhere but at its one kept state, or at its end on a boundary"
     )
 
     def state_of(hit: int) -> int:
@@ -355,19 +416,11 @@ def _one_step(config: Config, prefix: Prefix) -> Never:
 # -- the remedies --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A change of sizes, in words and done."""
-
-    words: str
-    change: Callable[[Config], Config]
-
-
 def _finer(config: Config, prefix: Prefix) -> Iterator[Remedy]:
     """Changes that may make hits finer, the least costly first."""
     if prefix.tier == "offload" and config.blocks_per_chunk > 1:
         yield Remedy("blocks_per_chunk = 1", lambda c: replace(c, blocks_per_chunk=1))
-    if prefix.tier == "local" and _can_be_fine(config):
+    if prefix.tier == "local" and config.hash_block_tokens > 1 and _can_be_fine(config):
         yield Remedy(
             "a smaller hash_block_tokens (prefix_match_unit): hits may then end inside a block",
             lambda c: replace(
@@ -380,7 +433,8 @@ def _finer(config: Config, prefix: Prefix) -> Iterator[Remedy]:
             f"blocks that divide one another: with {least} tokens for all groups, hits end on every block",
             _one_block_size,
         )
-    yield Remedy("smaller blocks", _smaller_blocks)
+    if gcd(*(group.block_tokens for group in config.groups)) > 1:
+        yield Remedy("smaller blocks", _smaller_blocks)
     if len({group.block_tokens for group in config.groups}) > 1:
         least = min(group.block_tokens for group in config.groups)
         yield Remedy(f"blocks of {least} tokens for all groups", _one_block_size)
@@ -392,20 +446,10 @@ def _one_block_size(config: Config) -> Config:
 
 
 def _smaller_blocks(config: Config) -> Config:
-    part = smallest_factor(config.hash_block_tokens)
-    blocks = (replace(group, block_tokens=group.block_tokens // part) for group in config.groups)
-    return replace(config, hash_block_tokens=config.hash_block_tokens // part, groups=tuple(blocks))
-
-
-def _shorter_prefix(config: Config, prefix: Prefix, twin: Config) -> Remedy:
-    """The first change with which, on the twin, a shorter prefix is reused."""
-    remedies = list(_finer(config, prefix))
-    now = Prefix(twin, prefix.tier).smallest_tokens
-    for remedy in remedies:
-        then = Prefix(remedy.change(twin), prefix.tier).smallest_tokens
-        if now is not None and then is not None and then < now:
-            return remedy
-    return remedies[-1]
+    part = smallest_factor(gcd(*(group.block_tokens for group in config.groups)))
+    groups = tuple(replace(group, block_tokens=group.block_tokens // part) for group in config.groups)
+    hash_block = gcd(config.hash_block_tokens, *(group.block_tokens for group in groups))
+    return replace(config, hash_block_tokens=hash_block, groups=groups)
 
 
 def _incommensurate(config: Config) -> bool:

@@ -22,6 +22,8 @@ def check_target(option: str, path: str | Path | None) -> None:
     A file is made beside it and removed: what the folder permits is known only by trying."""
     if path is None or (option == "--json" and str(path) == STDOUT):
         return
+    if not str(path):
+        raise OutputError(f"{option} '': an empty name; name a file")
     if str(path) == STDOUT:
         raise OutputError(f"{option} -: only --json goes to standard output; name a file")
     try:
@@ -44,6 +46,8 @@ def check_folder(option: str, path: str | Path | None) -> None:
     """Refuse a folder that is missing or cannot be written.  Raises :class:`OutputError`."""
     if path is None:
         return
+    if not str(path):
+        raise OutputError(f"{option} '': an empty name; name a folder")
     try:
         there = Path(path).is_dir()
     except OSError as error:

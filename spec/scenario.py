@@ -1,6 +1,6 @@
 """Scenario files: a run as a short script with the expected narration below it.
 
-``python -m spec.scenario [FILES] [--list] [--rewrite] [--record FOLDER]``
+``python -m spec.scenario [FILES] [--list] [--show] [--rewrite] [--record FOLDER]``
 
 A file (``spec/scenarios/*.txt``) begins with what it shows, then says what runs: ``config NAME`` (or
 ``config <<``, TOML, ``>>``), ``policy NAME``, and for a scenario that must go wrong ``expect RULE``. Then
@@ -13,9 +13,9 @@ come blocks::
     ...
 
 Above the line: choices as ``spec.script`` reads them, or questions (:data:`QUESTIONS`). Below it: what
-happened, up to the next blank line. ``--rewrite`` writes the narration anew: commit only what you can
-explain. Exit codes: 0 all files as written, 1 a narration, a verdict or clients' tokens (``same``) differ, 2
-bad input, 3 stopped.
+happened, up to the next blank line. ``--show`` prints all of it. ``--rewrite`` writes the narration anew:
+commit only what you can explain. Exit codes: 0 all files as written, 1 a narration, a verdict or clients'
+tokens (``same``) differ, 2 bad input, 3 stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spec.narrate import BREACH, Line, Narrator, several, span, who
 from spec.outputs import check_folder, check_target, write_whole
 from spec.policies import PolicyNameError, resolve
 from spec.rules import BY_NAME
-from spec.usage import OneLineParser, command
+from spec.usage import OneLineParser, command, one_line
 from spec.world import World
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -95,7 +95,9 @@ def load(path: str | Path) -> Scenario:
         return parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ScenarioError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{path}: is not UTF-8 text") from None
+    except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from None
 
 
@@ -375,13 +377,15 @@ def counterexample(config: Config, policy: str, made: Sequence[Event], rule: str
 # -- the command -----------------------------------------------------------------------------------------
 
 
-def verify(path: Path, *, rewrite: bool) -> bool:
-    """Run one file and say how it went; whether all is as written."""
+def verify(path: Path, *, rewrite: bool, show: bool = False) -> bool:
+    """Run one file and say how it went, with ``show`` in full; whether all is as written."""
     scenario = load(path)
     try:
         text, wrong = run(scenario)
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from None
+    if show:
+        sys.stdout.write(text + "\n")
     written = path.read_text(encoding="utf-8")
     if rewrite and text != written:
         write_whole(path, text)
@@ -411,6 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, or names from --list (default: all)")
     parser.add_argument("--list", action="store_true", help="list the scenarios that are shipped")
+    parser.add_argument("--show", action="store_true", help="print the narration of each run")
     parser.add_argument("--rewrite", action="store_true", help="write the narration anew")
     parser.add_argument("--record", metavar="FOLDER", help="also write each run as a trace file into FOLDER")
     options = parser.parse_args(arguments)
@@ -423,11 +428,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_folder("--record", options.record)
         for path in paths if options.rewrite else ():
             check_target("--rewrite", path)
-        good = [verify(path, rewrite=options.rewrite) for path in paths]
+        for path in paths:  # what cannot be read is refused before anything runs
+            load(path)
+        good = [verify(path, rewrite=options.rewrite, show=options.show) for path in paths]
         for path in paths if options.record else ():
             record(load(path), Path(options.record) / f"{path.stem}.trace")
     except ScenarioError as error:
-        print(f"spec.scenario: {error}", file=sys.stderr)
+        print(f"spec.scenario: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"{sum(good)} of {len(good)} as written")
     return 0 if all(good) else 1

@@ -49,7 +49,7 @@ from spec.outputs import check_target, set_aside, write_json, write_whole
 from spec.policies import POLICIES, PolicyNameError, resolve
 from spec.policy import Answer, Arrival, Output, Program
 from spec.rules import BY_NAME
-from spec.usage import JSON_HELP, OneLineParser, command
+from spec.usage import JSON_HELP, OneLineParser, command, one_line
 from spec.world import Client, World
 
 VERSION = 1
@@ -176,6 +176,8 @@ def _object(line: str) -> dict[str, Any]:
         raise ValueError(
             f"not JSON ({error.msg} at column {error.colno}); expected one object a line"
         ) from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: nested too deeply") from None
     if not isinstance(record, dict):
         raise ValueError(f"{line[:40]!r} is not an object; expected {{...}}")
     return record
@@ -418,6 +420,8 @@ def as_json(trace: Trace, checked: Checked) -> dict[str, Any]:
 def _check(options: argparse.Namespace) -> int:
     check_target("--json", options.json)
     trace = read(options.file)
+    if not trace.events:
+        raise TraceError(f"{options.file}: has a header and no event: nothing to check")
     out = set_aside(options.json)
     checked = check(trace)
     sys.stdout.write(summary(trace))
@@ -507,7 +511,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (TraceError, PolicyNameError) as error:
-        print(f"spec.trace: {error}", file=sys.stderr)
+        print(f"spec.trace: {one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -1,7 +1,8 @@
 """Command lines: how all commands take options, and how they end when they cannot go on.
 
 Bad usage, bad input and a file that cannot be written are one line on standard error and exit code 2;
-Ctrl-C is one line and exit code 3, *undetermined*.
+Ctrl-C is one line and exit code 3, *undetermined*.  A reader that leaves early (``| head``) and an output
+that is closed (``>&-``) change nothing but what is shown: files are written, the verdict is the exit code.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn, ParamSpec
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, ParamSpec, TextIO, cast
 
 from spec.outputs import OutputError
 
 P = ParamSpec("P")
 
-OK, BAD_INPUT, UNDETERMINED = 0, 2, 3
+BAD_INPUT, UNDETERMINED = 2, 3
 
 LARGEST_SEED = 2**31 - 1
 """What the solvers take, too."""
@@ -30,13 +31,35 @@ JSON_HELP = "write the results for machines ('-': to standard output, and all el
 AGAIN_SECONDS = 0.01
 
 
+WRITTEN = ("json", "record", "markdown")
+"""Options that name a file which a command writes."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser that reports bad usage in one line; ``--help`` has the usage."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options; what none of the commands can do is bad usage: a report of ``--list``, and two reports
+        in one file."""
+        options = super().parse_args(args, namespace)
+        given = {name: getattr(options, name, None) for name in WRITTEN}
+        if getattr(options, "list", False) and given["json"] is not None:
+            self.error("--list writes no report: leave out --json")
+        named = {name: os.path.realpath(path) for name, path in given.items() if path and path != "-"}
+        for name, path in named.items():
+            first = next(other for other in named if named[other] == path)
+            if first != name and not (os.path.exists(path) and not os.path.isfile(path)):
+                self.error(f"--{first} and --{name} name the same file, {given[name]}: name another")
+        return options
+
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-        self.exit(2, f"{self.prog}: {shown} (--help shows the usage)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help shows the usage)\n")
+
+
+def one_line(message: object) -> str:
+    """A message as one line, whatever the names and values in it hold: control characters are escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
 
 
 def natural(text: str) -> int:
@@ -56,7 +79,8 @@ def command(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
     def wrap(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
         def run(*given: P.args, **named: P.kwargs) -> int:
-            out = sys.stdout
+            before = sys.stdout, sys.stderr
+            sys.stdout, sys.stderr = shown = [lasting(stream) for stream in before]
             try:
                 with interrupts_kept():
                     code = main(*given, **named)
@@ -65,22 +89,61 @@ def command(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
             except KeyboardInterrupt:
                 print(f"{name}: stopped before it was done", file=sys.stderr)
                 return UNDETERMINED
-            except BrokenPipeError:  # the reader left early (`| head`); nothing remains to be said
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                return OK
             except OutputError as error:
-                print(f"{name}: {error}", file=sys.stderr)
+                print(f"{name}: {one_line(error)}", file=sys.stderr)
                 return BAD_INPUT
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
-                print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
+                print(f"{name}: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
                 return BAD_INPUT
             finally:
-                sys.stdout = out
+                with suppress(OSError):
+                    for stream in shown:
+                        stream.flush()
+                sys.stdout, sys.stderr = before
 
         return run
 
     return wrap
+
+
+class Lasting:
+    """An output whose reader may leave: what is written from then on goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """``stream`` is all that this is, but for errors of a broken pipe."""
+        self.stream = stream
+        self.left = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """As the stream does."""
+        return len(text) if self.left else self._kept(self.stream.write, text) or len(text)
+
+    def flush(self) -> None:
+        """As the stream does."""
+        if not self.left:
+            self._kept(self.stream.flush)
+
+    def _kept(self, doing: Callable[..., Any], *given: str) -> Any:
+        try:
+            return doing(*given)
+        except BrokenPipeError:
+            self.left = True
+            with suppress(OSError):  # what it still holds is flushed when Python ends
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self.stream.fileno())
+                os.close(nowhere)
+            return None
+
+
+def lasting(stream: TextIO | None) -> TextIO:
+    """Standard output or error for a whole command; None, where it was closed before, is as ``/dev/null``."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the command runs
+    return cast(TextIO, Lasting(stream))
 
 
 @contextmanager

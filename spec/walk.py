@@ -6,8 +6,8 @@
 Each run draws *options* (swarm testing: some kinds of choice off, some weighted up, prompts short or long),
 makes choices among those that are possible, then goes quiet: everything in flight must drain and every
 request finish.  The same seed gives the same choices in any process.  Without ``--config``, ``--runs`` and
-``--choices`` the composed configurations are walked and every witness of :data:`WITNESSES` must be reached,
-else the verdict is undetermined.
+``--choices`` the composed configurations are walked; every witness of :data:`WITNESSES` must be reached and
+every rule tried, else the verdict is undetermined.
 """
 
 from __future__ import annotations
@@ -284,8 +284,17 @@ def table(report: Report) -> Iterator[str]:
     yield f"{'invariant':<38}{'kind':<13}{'applied':>10}{'did not':>10}"
     for rule in RULES:
         no, yes = report.tally[rule.name]
-        no = no if rule.holds else report.events - yes  # judged at moments: every other event is one without
         yield f"{rule.name:<38}{rule.kind:<13}{yes:>10}{no:>10}"
+
+
+def untried(report: Report) -> list[str]:
+    """Rules that never said anything; and those that are asked in states where they may be silent, and never
+    were."""
+    return [
+        rule.name
+        for rule in RULES
+        if 0 in (report.tally[rule.name] if rule.applies is not None else report.tally[rule.name][1:])
+    ]
 
 
 def as_json(report: Report, seed: int, verdict: str) -> dict[str, Any]:
@@ -382,6 +391,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     verdict, code = "holds", 0
     missing = [name for name in WITNESSES if not report.witnesses[name]]
+    idle = untried(report)
     if report.failed and report.failed.world.verdict:
         run = report.failed
         verdict, code = "refuted", 1
@@ -395,9 +405,11 @@ def main(argv: list[str] | None = None) -> int:
     elif report.stopped:
         verdict, code = "undetermined", 3
         print("\nstopped before the budget was spent")
-    elif judged and missing:
+    elif judged and (missing or idle):
         verdict, code = "undetermined", 3
-        print(f"\nwitnesses not reached: {', '.join(missing)}")
+        print(
+            f"\nwitnesses not reached: {', '.join(missing) or '-'}; rules not tried: {', '.join(idle) or '-'}"
+        )
     if report.disciplines and not report.failed:
         print(f"\ndisciplines broken on the way: {dict(report.disciplines)}")
     print(f"\nverdict: {verdict} (sampled: {report.runs} runs)")

@@ -525,6 +525,8 @@ class World:
                 self._schedule()
                 if not self.verdict:
                     self.check_state()
+        if not self.verdict and not self.idle():
+            self.check_state(everything=True)  # why it stands says more than that it stands
         if self.verdict:
             return
         stuck = sorted(str(r.uid) for r in self.book.live())
@@ -562,10 +564,10 @@ class World:
         ))  # fmt: skip
 
     def leftover(self) -> str | None:
-        """What an idle engine still holds."""
-        core = self.book.core
-        if core.holders or core.fences or core.jobs:
-            return f"held {sorted(core.holders)}, fenced {sorted(core.fences)}, transfers {sorted(core.jobs)}"
+        """What an idle engine still holds.  Transfers, and with them fences, were over before it was idle."""
+        holders = self.book.core.holders
+        if holders:
+            return f"blocks held: {dict(sorted(holders.items()))}"
         writing = [key for key, entry in self.book.tier.items() if entry.state == "writing" or entry.readers]
         return f"host chunks {writing} still written or read" if writing else None
 

@@ -246,3 +246,92 @@ def test_a_block_lands_in_another_sub_slot_after_a_hole(inside: Any) -> None:
     assert arith.landing_position(first_column, 2, per_chunk) == 2
     assert arith.subslot(2, per_chunk) == 0
     assert arith.subslot(7, per_chunk) == 1
+
+
+# Runs inside the release: its split, asked for every start of a request that has known tokens beside its
+# prompt, with a prefix shared up to a junction, in a scheduler whose hashes are finer than its blocks or not.
+SPLIT = """
+import json
+from dataclasses import replace
+from impl.upstream import driver
+from spec.config import Config, Group, Kind
+
+groups = (Group("full", Kind.FULL, 8), Group("mamba", Kind.MAMBA, 8))
+found = []
+for hash_block in (8, 4):
+    for drop in (False, True):
+        speculation = {"drafts": 1, "draft_modules": 1, "tail_drop": True} if drop else {}
+        config = Config("split", groups, hash_block, pool_blocks=60, request_tokens=64, step_tokens=20,
+                        **speculation)
+        engine = driver.Engine(config)
+        scheduler = engine.scheduler
+        assert not scheduler.mamba_shared_prefix_checkpoint
+        assert scheduler.mamba_partial_cache_hit == (hash_block < 8)
+        for prompt in (5, 8, 14, 22, 30):
+            for outputs in (0, 1, 9):
+                name = f"{hash_block}-{drop}-{prompt}-{outputs}"
+                engine.arrive(name, list(range(3, 3 + prompt)), 12)
+                request = scheduler.requests[name]
+                if outputs:
+                    request.append_output_token_ids([5] * outputs)
+                for start in range(0, request.num_tokens):
+                    request.num_computed_tokens = start
+                    for junction in (0, 6, 8, 13, 16, 20):
+                        request.shared_prefix_boundary = junction
+                        for asked in (1, 4, 11, 20):
+                            asked = min(asked, request.num_tokens - start)
+                            got = [scheduler._mamba_block_aligned_split(request, asked)]
+                            scheduler.mamba_shared_prefix_checkpoint = True  # the option, and what it needs
+                            got.append(scheduler._mamba_block_aligned_split(request, asked))
+                            scheduler.mamba_shared_prefix_checkpoint = False
+                            found.append([hash_block, drop, prompt, outputs, start, junction, asked, *got])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def splits(latest: Prepared) -> list[list[int]]:
+    """What the release's split answers; the last column with ``enable_mamba_shared_prefix_checkpoint``."""
+    command = [str(latest.python), "-c", SPLIT]
+    run = subprocess.run(command, env=variables(latest), capture_output=True, text=True, check=True)
+    asked: list[list[int]] = json.loads(run.stdout.splitlines()[-1])
+    return asked
+
+
+def split_of(row: list[int], *, tail_of_known: bool = False) -> int:
+    """The formulas' answer to a row of ``splits``."""
+    hash_block, drop, prompt, outputs, start, junction, asked = row[:7]
+    known = prompt + outputs
+    last = arith.checkpoint_position(known, BLOCK, bool(drop), 0)
+    tail = arith.checkpoint_position(known if tail_of_known else prompt, hash_block, bool(drop), 0)
+    end = max(prompt, known - 1)
+    return arith.aligned_split(
+        start, asked, end, BLOCK, 20, last, tail if hash_block < BLOCK else 0, junction, False
+    )
+
+
+@pytest.mark.slow
+def test_the_split_is_the_predicted_one_with_tails_junctions_and_resumed_requests(
+    splits: list[list[int]],
+) -> None:
+    assert len(splits) > 10_000
+    wrong = [(row, split_of(row)) for row in splits if row[7] != split_of(row)]
+    assert not wrong, wrong[:5]
+    without = [
+        arith.aligned_split(r[4], r[6], max(r[2], r[2] + r[3] - 1), BLOCK, 20, 0, 0, 0, False) for r in splits
+    ]
+    assert sum(row[7] != plain for row, plain in zip(splits, without, strict=True)) > 100
+    resumed = [row for row in splits if row[7] != split_of(row, tail_of_known=True)]
+    assert resumed and all(row[3] for row in resumed), "the tail is the prompt's, also in resumed requests"
+
+
+@pytest.mark.slow
+def test_the_option_of_the_shared_prefix_checkpoint_is_not_modelled(splits: list[list[int]]) -> None:
+    """With it, and hashes finer than blocks, 0.33.0 stops at the junction itself, not a whole number of
+    blocks behind the chunk's start, if the junction lies in the prompt."""
+    other = [row for row in splits if row[8] != row[7]]
+    assert other
+    for row in other:
+        start, junction = row[4], row[5]
+        assert start < junction <= row[2]
+        assert row[8] == min(split_of([*row[:5], 0, row[6]]), junction - start)

@@ -210,54 +210,63 @@ def test_renaming_forgets_ids_and_nothing_else() -> None:
 Sample_ = tuple[SchedulerView, Question, Answer]
 
 
-@cache
-def samples(name: str) -> tuple[list[Sample_], list[tuple[RankView, StepOrders, Program]]]:
-    """Right answers of some walks, each with the view in which it was given."""
-    kept: list[Sample_] = []
-    programs: list[tuple[RankView, StepOrders, Program]] = []
+Samples = tuple[list[Sample_], list[tuple[RankView, StepOrders, Program]]]
+
+
+def watched(config: Config, kept: Samples, factory: Callable[[Config, Chains], Policy] = Reference) -> World:
+    """A world whose answers and programs are kept, each with the view in which it was given."""
+    answers, programs = kept
 
     def make(config: Config, chains: Chains) -> Lockstep:
-        policy = lockstep(Reference)(config, chains)
+        policy = lockstep(factory)(config, chains)
         policy.lost = "not needed here"  # judging is enough: the reference need not follow
         return policy
 
+    world = World(config, make)
+    policy = world.policy
+    assert isinstance(policy, Lockstep)
+    ask, program_of = policy.policy, policy.policy.worker_program
+
+    def spy(method: str, view: SchedulerView) -> Callable[..., Answer]:
+        real = getattr(ask, method)
+
+        def call(*args: Any) -> Answer:
+            before = view.copy()
+            answer: Answer = real(*args)
+            answers.append((before, (method, *args), Answer(list(answer.decisions))))
+            return answer
+
+        return call
+
+    for method in KINDS:
+        setattr(ask, method, spy(method, policy.view))
+
+    def program(rank: int, message: Any) -> Program:
+        assert policy.orders is not None
+        before = deepcopy(policy.ranks[rank], {id(policy.config): policy.config})
+        made: Program = program_of(rank, message)
+        programs.append((before, policy.orders, made))
+        return made
+
+    ask.worker_program = program  # type: ignore[method-assign]
+    return world
+
+
+@cache
+def samples(name: str) -> Samples:
+    """Right answers of some walks, each with the view in which it was given."""
+    kept: Samples = ([], [])
     for seed in range(6):
         random = Random(seed)
         config = named(name)
-        world = World(config, make)
-        policy = world.policy
-        assert isinstance(policy, Lockstep)
-        ask, program_of = policy.policy, policy.policy.worker_program
-
-        def spy(method: str, view: SchedulerView, ask: Policy = ask) -> Callable[..., Answer]:
-            real = getattr(ask, method)
-
-            def call(*args: Any) -> Answer:
-                before = view.copy()
-                answer: Answer = real(*args)
-                kept.append((before, (method, *args), Answer(list(answer.decisions))))
-                return answer
-
-            return call
-
-        for method in KINDS:
-            setattr(ask, method, spy(method, policy.view))
-
-        def program(rank: int, message: Any, policy: Lockstep = policy, real: Any = program_of) -> Program:
-            assert policy.orders is not None
-            before = deepcopy(policy.ranks[rank], {id(policy.config): policy.config})
-            made: Program = real(rank, message)
-            programs.append((before, policy.orders, made))
-            return made
-
-        ask.worker_program = program  # type: ignore[method-assign]
+        world = watched(config, kept)
         adversary = Adversary(config, random, draw_options(config, random))
         for _ in range(200):
             choice = adversary.draw(world)
             if choice:
                 world.choose(choice)
         world.quiet()
-    return kept, programs
+    return kept
 
 
 Mutation = Callable[[SchedulerView, Question, list[Event]], list[Event] | None]

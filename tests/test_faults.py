@@ -221,17 +221,29 @@ def hunt_own(tmp_path: Path, change: str, bites: str, *options: str) -> int:
     [
         ("{'fence_done': lambda waiting: 1 / 0}", "('plain',)", 3, "undetermined (never asked: fence_done;"),
         (
+            "{'fence_done': lambda waiting: 1 / 0}",
+            "('plain',)",
+            3,
+            "in plain (30 runs of 100 choices, seed 0);",
+        ),
+        (
             "{'fence_done': lambda waiting: waiting == 0}",
             "('plain', 'fences')",
-            0,
-            "in plain (30 runs of 100 ",
+            3,
+            "undetermined (every answer was the reference's: fence_done;",
+        ),
+        (  # its group has no window, and one batch at a time: scheduled is processed
+            "{'free_basis': lambda request: request.computed}",
+            "('fences',)",
+            3,
+            "undetermined (every answer was the reference's: free_basis;",
         ),
         ("{'fence_done': lambda waiting: True}", "('plain', 'fences')", 1, "verdict: refuted"),
         ("{'v1_order': FAULTY}", "('plain',)", 3, "undetermined (never asked: v1_order;"),
         ("{'fence_done': refuses}", "('fences',)", 1, "breaks policy_raises_no_error"),
     ],
 )
-def test_a_decision_that_was_never_asked_is_undetermined(
+def test_a_decision_that_was_never_asked_or_changed_nothing_is_undetermined(
     change: str, bites: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change = change.replace("FAULTY", repr(tuple(reversed(Decisions().v1_order))))
@@ -243,6 +255,8 @@ def test_a_decision_that_was_never_asked_is_undetermined(
     ("change", "said"),
     [
         ("{'fence_done': lambda waiting: 1 / 0}", "mine.py:10: ZeroDivisionError: division by zero"),
+        ("{'fence_done': lambda waiting: exit(0)}", "mine.py:10: SystemExit: 0"),
+        ("{'free_basis': lambda request: True}", "mine.py:10: free_basis must answer int, got True"),
         ("{'free_basis': lambda request: request.procesed}", "mine.py:10: AttributeError: "),
         ("{'fence_done': lambda waiting: None}", "mine.py:10: fence_done must answer bool, got None"),
         ("{'post_row': lambda index, slot: slot}", "mine.py:10: post_row must answer Deref or Imm, got 0"),
@@ -306,7 +320,10 @@ def test_a_wrong_entry_is_told_before_anything_runs(
     assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-@pytest.mark.parametrize(("name", "said"), [("bad.toml", "must end in .py"), (".", "is a folder")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("bad.toml", "must end in .py"), (".", "is a folder"), ("/dev/null", "must end in .py")],
+)
 def test_what_is_no_python_file(
     name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -321,15 +338,16 @@ def test_every_entry_of_the_catalogue_would_pass_as_a_file() -> None:
 
 def test_a_hunt_of_a_file_is_written_down(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    for decision, code in (("lambda waiting: True", 1), ("lambda waiting: waiting == 0", 0)):
+    for decision, code in (("lambda waiting: True", 1), ("lambda waiting: waiting == 0", 3)):
         assert hunt_own(tmp_path, f"{{'fence_done': {decision}}}", "('fences',)", "--json", str(file)) == code
         found = json.loads(file.read_text(encoding="utf-8"))
-        assert found["verdict"] == ("refuted" if code else "holds")
+        assert found["verdict"] == ("refuted" if code == 1 else "undetermined")
+        assert found["never_differed"] == ([] if code == 1 else ["fence_done"])
         assert (
             found["command"].startswith("python -m spec.faults hunt --file ")
             and "--runs 30" in found["command"]
         )
-        assert bool(found["hunt"]["choices"]) == bool(found["without_the_fault"]) == bool(code)
+        assert bool(found["hunt"]["choices"]) == bool(found["without_the_fault"]) == (code == 1)
 
 
 @pytest.mark.parametrize("more", [["no-fence"], ["--all"], ["--store"], ["--jobs", "2"], ["--seeds", "3"]])
@@ -390,6 +408,7 @@ def test_bad_file_is_one_line_and_exit_2(
     ("arguments", "said"),
     [
         (["hunt"], "name a fault"),
+        (["hunt", "no\nbody"], "no fault named 'no\\nbody'"),
         (["hunt", "nobody"], "no fault named 'nobody'"),
         (["show", "nobody"], "no fault named 'nobody'"),
         (["hunt", "row-by-batch-index", "--runs", "0"], "--runs must be at least 1"),
@@ -571,3 +590,20 @@ def test_what_is_generated_does_not_change_with_source_text(tmp_path: Path) -> N
         for more in ("", "import more_text\n")
     ]
     assert told[0] == told[1] and told[0].count(",") == 119
+
+
+def test_a_name_given_twice_is_hunted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spec.faults import __main__ as command
+
+    def found(name: str, **_: object) -> Hunt:
+        return Hunt(name, "fences", "ready_chunk_exact", choices=(("quiet",),))
+
+    monkeypatch.setattr(command, "hunt_one", found)
+    monkeypatch.setattr(command, "show_run", lambda *_: None)
+    names = ["no-fence", "no-fence", "fence-dropped-early"]
+    assert main(["hunt", *names, "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "\n2 of 2 hunted in " in out
+    assert "of the 2 refuted with a trace, 2 break a consequence that another of them breaks" in out

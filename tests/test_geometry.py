@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -293,10 +294,11 @@ def test_blocks_of_16_beside_states_of_1616() -> None:
         report = geometry.report(deployment)
         assert report.exhaustive and report.confirmed
         assert never.related(report.twin) == never.related(deployment)
-        assert report.smallest_local_tokens == 1616
+        # A prompt of 32 tokens leaves the state after its last hash block but one, 16, and blocks up to 32.
+        assert report.smallest_local_tokens == 32
         assert {g.number for g in report.gaps} == ({7, 11, 16, 17} if offload else {11, 16, 17})
         short = next(s for s in report.statements if s.about.name == "short prefix")
-        assert short.about.remedy == "smaller blocks" and short.confirmation.allowed
+        assert short.about.remedy.startswith("a smaller hash_block_tokens") and short.confirmation.allowed
     [loads] = [
         s for s in report.statements if s.about.name == "one-step prefill" and s.about.tier == "offload"
     ]
@@ -339,3 +341,111 @@ def test_the_documented_report_is_current() -> None:
     text = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
     assert geometry.render(reported("hybrid-1616")) in text
     assert "python -m spec.geometry hybrid-1616" in text
+
+
+def of(*groups: Group, hash_block_tokens: int, **settings: object) -> Config:
+    made = Config("small", groups, hash_block_tokens, pool_blocks=64, **settings)  # type: ignore[arg-type]
+    return config.check(made)
+
+
+def full(block: int) -> Group:
+    return Group(f"f{block}", Kind.FULL, block)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "remedy"),
+    [
+        (of(full(2), Group("w", Kind.WINDOW, 3, 6), hash_block_tokens=1, offload=True), "blocks that divide"),
+        (
+            of(full(4), full(6), Group("m", Kind.MAMBA, 6), hash_block_tokens=2, offload=True),
+            "smaller blocks",
+        ),
+        (of(full(6), Group("m", Kind.MAMBA, 4), hash_block_tokens=2, offload=True), "smaller blocks"),
+        (of(full(4), Group("w", Kind.WINDOW, 4, 8), hash_block_tokens=1), "smaller blocks"),
+    ],
+)
+def test_a_remedy_is_one_that_works(deployment: Config, remedy: str) -> None:
+    """Blocks of the smallest size put hits on multiples of it, which may all lie on the grid as it was."""
+    report = geometry.report(deployment)
+    assert report.confirmed
+    for statement in report.statements:
+        if statement.about.name == "off the grid":
+            assert statement.about.remedy != never.NO_REMEDY and statement.confirmation.allowed
+    assert any(s.about.remedy.startswith(remedy) for s in report.statements)
+
+
+def test_a_remedy_that_cannot_be_served_is_not_told() -> None:
+    """Blocks of two tokens would not hold a step of four: no smaller blocks, whatever they would allow."""
+    deployment = of(
+        full(4), Group("m", Kind.MAMBA, 4), hash_block_tokens=4, drafts=3, draft_modules=1, offload=True
+    )
+    [grid] = [
+        s
+        for s in geometry.report(deployment).statements
+        if (s.about.name, s.about.tier) == ("off the grid", "offload")
+    ]
+    assert grid.about.remedy == never.NO_REMEDY and grid.about.allow is None
+    assert grid.confirmation.holds and not grid.confirmation.remedy_tried
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        of(full(1), hash_block_tokens=1),
+        of(Group("m", Kind.MAMBA, 1), hash_block_tokens=1),
+        of(full(3), Group("m", Kind.MAMBA, 1), hash_block_tokens=1),
+    ],
+)
+def test_nothing_is_said_of_units_of_one_token(deployment: Config) -> None:
+    report = geometry.report(deployment)
+    assert report.confirmed
+    for statement in report.statements:
+        assert "fewer than 1 tokens" not in statement.about.statement
+        assert "multiple of 1 tokens" not in statement.about.statement
+        assert "smaller hash_block_tokens" not in statement.about.remedy
+
+
+def test_chunked_groups_alone_are_refused_as_history_does_not_decide() -> None:
+    alone = of(Group("c", Kind.CHUNKED, 4, 2), hash_block_tokens=4)
+    with pytest.raises(config.ConfigError, match="every group has kind = chunked"):
+        geometry.report(alone)
+    assert lookup.local_hit(alone, (frozenset(),), 5) == 4, "a hit although nothing was left"
+    assert geometry.report(of(full(4), *alone.groups, hash_block_tokens=4)).confirmed
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "problem"),
+    [
+        (
+            (full(4), Group("c", Kind.CHUNKED, 4, 8)),
+            {"tail_drop": True, "drafts": 1, "draft_modules": 1},
+            "tail_drop = true with group 'c' of kind = chunked",
+        ),
+        (
+            (full(8), Group("c", Kind.CHUNKED, 4, 8)),
+            {},
+            "block_tokens = 4 of chunked group 'c' differs from 8",
+        ),
+    ],
+)
+def test_chunked_groups_are_refused_where_their_lookup_asserts(
+    groups: tuple[Group, ...], settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(config.ConfigError, match=problem):
+        of(*groups, hash_block_tokens=4, **settings)
+    of(*groups, hash_block_tokens=4, prefix_caching=False, **settings)
+
+
+def test_no_small_deployment_has_a_statement_that_is_not_confirmed() -> None:
+    """Two groups of different kinds and sizes up to three tokens, with and without the tier."""
+    sizes = [
+        *(full(block) for block in (1, 3)),
+        Group("w", Kind.WINDOW, 2, 3),
+        *(Group(f"m{block}", Kind.MAMBA, block) for block in (1, 2)),
+    ]
+    for first, second in itertools.combinations(sizes, 2):
+        if first.kind is second.kind is Kind.MAMBA:
+            continue
+        for offload in (False, True):
+            report = geometry.report(of(first, second, hash_block_tokens=1, offload=offload))
+            assert report.confirmed, geometry.render(report)

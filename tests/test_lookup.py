@@ -31,8 +31,9 @@ def full_and_window(
     )
 
 
-# Produced by running vLLM 0.33.0's connector scheduler: sizes, prompt, dropping groups; then the hit, the
-# window's chunks (base, at the hit), the chunks that the load names and the chunks that the store kept.
+# Produced by running vLLM 0.33.0's connector scheduler under dense retention: sizes, prompt, dropping groups;
+# then the hit, the window's chunks (base, at the hit), the chunks that the load names, and those that the
+# store kept.
 WORKED = [
     ((16, 16, 1, 32, 3), 65, "", 64, (3, 3), [1, 2, 3], range(4)),
     ((16, 16, 1, 32, 0), 65, "", 64, (2, 2), [2, 3], range(4)),
@@ -170,11 +171,46 @@ def test_the_hash_lookahead_hides_blocks_whose_next_tokens_are_not_shared() -> N
     assert lookup.visible(left.local, 9, 1) == ends({4, 8})
 
 
-def test_one_step_prefill_leaves_one_state() -> None:
+def test_one_step_prefill_leaves_the_checkpoint_and_an_end_on_a_boundary() -> None:
     config = deployment(FULL4, MAMBA4, hash_block=4, offload=True)
     assert lookup.left_by(config, 13, 13, lookup.one_state).local[1] == frozenset({12})
     assert lookup.left_by(config, 13, 13).local[1] == frozenset({4, 8, 12})
-    assert lookup.left_by(config, 12, 12, lookup.one_state).local[1] == frozenset({8})
+    assert lookup.left_by(config, 12, 12, lookup.one_state).local[1] == frozenset({8, 12})
+
+
+def test_a_single_group_that_drops_looks_no_margin_further() -> None:
+    single = deployment(replace(FULL4, drafter=True), hash_block=4, tail_drop=True, drafts=1, draft_modules=1)
+    assert lookup.local_hit(single, ends({4, 8, 12}), 13) == 8
+    assert lookup.local_hit(single, ends({4, 8, 12}), 12) == 4, "at most 11 tokens, less a block"
+    several = replace(single, groups=(*single.groups, MAMBA4))
+    assert lookup.local_hit(several, ends({4, 8, 12}, {4, 8}), 12) == 8
+
+
+def test_groups_of_one_spec_are_looked_up_as_one() -> None:
+    twin = replace(FULL4, name="g", drafter=True)
+    config = deployment(FULL4, twin, MAMBA4, hash_block=4, tail_drop=True, drafts=1, draft_modules=1)
+    assert [lookup.drops(config, group) for group in config.groups] == [False, True, False]
+    assert [lookup.local_drops(config, group) for group in config.groups] == [True, True, False]
+    assert lookup.local_hit(config, ends({4, 8}, {4, 8, 12}, {4, 8, 12}), 20) == 4
+
+
+def test_a_full_group_and_one_other_are_asked_once() -> None:
+    """Windows of one token need no block, but one is looked for: asked again, the window would find less."""
+    window = Group("w", Kind.WINDOW, 1, window_tokens=1, drafter=True)
+    full = Group("f", Kind.FULL, 1)
+    config = deployment(full, window, hash_block=1, tail_drop=True, drafts=1, draft_modules=1)
+    run, holes = {1, 2, 3, 4, 5}, {1, 2, 3, 4, 6, 8, 9}
+    assert lookup.local_hit(config, ends(run, holes), 9) == 5
+
+
+def test_the_tail_of_a_dropping_full_group_is_the_whole_prompts() -> None:
+    config = deployment(
+        replace(FULL4, drafter=True), MAMBA4, hash_block=2, tail_drop=True, drafts=1, draft_modules=1
+    )
+    assert lookup.left_by(config, 7, 7).local == ends({4, 6}, {4})
+    assert lookup.left_by(replace(config, tail_drop=False), 7, 7).local == ends({4, 6}, {4, 6})
+    assert lookup.left_by(config, 6, 6).local == ends({4, 6}, {4})
+    assert lookup.left_by(replace(config, tail_drop=False), 6, 6).local == ends({4}, {4})
 
 
 def test_the_report_of_a_prompt_cut_at_1616_is_reproduced() -> None:

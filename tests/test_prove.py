@@ -411,13 +411,26 @@ def test_a_missing_solver_exits_2_with_the_line_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cvc5", None)
     assert command.main(["coverage", "--solver", "cvc5"]) == 2
-    assert capsys.readouterr().err == "cvc5 is not installed; install it with: pip install -e '.[dev]'\n"
+    missing = "spec.prove: cvc5 is not installed; install it with: pip install -e '.[dev]'\n"
+    assert capsys.readouterr().err == missing
 
 
 def test_a_folder_that_cannot_be_made_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert command.main(["coverage", "--smt2", str(tmp_path / "file" / "inside")]) == 2
-    assert "name a directory that can be made" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("spec.prove: --smt2 ") and "name a directory that can be made" in err
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["coverage", "--smt2", ""])
+    assert "--smt2: an empty name; name a directory" in capsys.readouterr().err
+
+
+def test_contracts_are_headed_only_where_there_are_some() -> None:
+    def text_of(group: str) -> str:
+        told = tuple(engine.TheoremResult(t, "proved", 0, (), ()) for t in theorems.theorems_of(group))
+        return report.contract_text(engine.Outcome(told, ()))
+
+    assert text_of("align") == "" and text_of("coverage").startswith("Contracts (assumed here")
 
 
 @pytest.fixture

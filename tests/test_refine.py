@@ -30,6 +30,7 @@ try:
     from impl.scheduler.output import ScheduledRow, SchedulerOutput
     from impl.scheduler.pool import BlockPool
     from impl.scheduler.request import Request
+    from impl.scheduler.scheduler import Scheduler
     from impl.scheduler.tier import ABSENT, READY, WRITING, HostTier
     from impl.streams import Place
 except ModuleNotFoundError as missing:
@@ -39,14 +40,16 @@ except ModuleNotFoundError as missing:
 
 from spec import config as configs
 from spec.chains import EMPTY, Chains
-from spec.config import Config, Kind
+from spec.config import Config, Group, Kind
 from spec.faults import CATALOGUE, Fault
 from spec.faults.fault import DECISION
 from spec.faults.tamper import editing, enqueuing
 from spec.ops import HostCounts, HostRows, PreProcess
+from spec.policy import Arrival
 from spec.reference import Decisions as ReferenceDecisions
 from spec.reference import Reference
 from spec.walk import COMPOSED, walk_once
+from spec.world import World
 
 ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)
@@ -305,6 +308,58 @@ def test_the_tier_evicts_the_oldest_chunk_that_nobody_reads_or_needs() -> None:
     tier.complete_load(a, place)
     tier.complete_store(c, False)
     assert (tier.state(a), tier.state(c), tier.places) == (READY, ABSENT, [1])
+
+
+def test_a_chunk_that_was_loaded_is_the_last_to_be_evicted() -> None:
+    tier = HostTier(2, Decisions(), [].append)
+    a, b, c = (0, 4, 1), (0, 4, 2), (0, 4, 3)
+    tier.prepare_store([a, b])
+    tier.complete_store(a, True)
+    tier.complete_store(b, True)
+    tier.complete_load(a, tier.prepare_load(a))
+    assert tier.prepare_store([c]) == {c: 1}
+    assert (tier.state(a), tier.state(b)) == (READY, ABSENT)
+
+
+def test_the_store_keeps_windows_by_the_chunks_of_full_groups_alone() -> None:
+    """Full blocks of 16 and a window of 3 tokens in blocks of 4: the end of every 16 tokens is kept, whatever
+    the blocks of another window; counted by that one's too, it would be the end of every 32."""
+    config = Config(
+        "two windows",
+        (
+            Group("full", Kind.FULL, 16),
+            Group("near", Kind.WINDOW, 4, window_tokens=3),
+            Group("far", Kind.WINDOW, 32, window_tokens=20),
+        ),
+        hash_block_tokens=4,
+        offload=True,
+        pool_blocks=80,
+        tier_chunks=60,
+        slots=1,
+        step_tokens=80,
+        request_tokens=80,
+    )
+    for world in (World(config, Reference), refine.RealWorld(config, refine.implementation())):
+        assert world.choose(("arrive", "r1", "0", 70, 2)) and world.quiet()
+        ends = sorted(tokens for group, tokens, _ in world.book.tier if group == 1)
+        assert ends == [16, 32, 48, 64, 68]  # and the last full block, where the prompt ends
+
+
+def test_the_tail_of_a_resumed_request_is_its_prompts() -> None:
+    """As in 0.33.0: in 5 prompt tokens the last boundary of hash blocks of 2 is 4, also when 9 are known."""
+    config = replace(configs.named("partial-tails"), drafts=0, draft_modules=0)
+    chains = Chains()
+    scheduler, reference = Scheduler(config, chains, Decisions()), Reference(config, chains)
+    uid, tokens = ("r1", 1), (1, 2, 3, 4, 5)
+    for policy in (scheduler, reference):
+        policy.on_arrive(Arrival(uid, tokens, 9))
+    mine, theirs = scheduler.requests[uid], reference.book.requests[uid]
+    for _ in range(2):
+        assert scheduler.cache.tail_position(mine) == reference.tail_position(theirs) == 4
+        for token in (7, 7, 7, 7):  # what outputs bring
+            mine.tokens.append(token)
+            theirs.tokens.append(token)
+        assert mine.known == theirs.known > 8
 
 
 def test_a_new_v1_row_starts_from_one_where_the_swaps_have_put_it() -> None:

@@ -109,6 +109,24 @@ def test_missing_file_and_unknown_policy(tmp_path: Path, capsys: pytest.CaptureF
     assert "cannot be read" in err and "no policy named 'nobody'" in err
 
 
+def test_a_file_that_cannot_be_read_is_refused_before_any_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes("# Grüße\n".encode("latin-1"))
+    for file, said in ((path, "is not UTF-8 text"), (tmp_path / "none", "cannot be read: No such file")):
+        assert scenario.main(["exact-boundary", str(file)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.startswith(f"spec.scenario: {file}: {said}") and err.count("\n") == 1
+
+
+def test_show_prints_the_narration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scenario.main(["exact-boundary"]) == 0
+    assert capsys.readouterr().out == "exact-boundary: ok\n1 of 1 as written\n"
+    assert scenario.main(["exact-boundary", "--show"]) == 0
+    assert capsys.readouterr().out.startswith(SHIPPED["exact-boundary"].read_text(encoding="utf-8"))
+
+
 def test_what_is_not_possible_is_told() -> None:
     text = "# t\nconfig plain\n\noutput\nabort r1\n----\n"
     said, wrong = scenario.run(scenario.parse(text))

@@ -198,6 +198,12 @@ def test_verdicts() -> None:
     assert table.verdict_of([row("reference", sound), row("no-fence", sound)], False)[1] == 3
     assert table.verdict_of([row("reference", sound), row("zero-accepted", sound)], False)[1] == 0
     assert table.verdict_of([row("reference", sound), row("no-fence", ruined, False)], False)[1] == 3
+    alone, unseen, one = [row("reference", sound)], row("zero-accepted", sound), row("no-fence", ruined)
+    assert table.verdict_of(alone, False) == ("holds: the reference is clean (no fault was tried)", 0)
+    assert table.verdict_of([*alone, unseen], False)[0].endswith("no load can show any: zero-accepted)")
+    assert table.verdict_of([*alone, unseen, one], False)[0].endswith(
+        "every fault tried that a load can show does"
+    )
     assert together([sound, ruined]).differing == 3 and together([sound, ruined]).served == 200
 
 

@@ -235,6 +235,11 @@ SPOILT: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda line: line.replace('"at":', '"at":1'),
         "a line is missing or out of place",
     ),
+    "deep": (
+        "hit",
+        lambda line: "[" * 100_000,
+        "not JSON that can be read: nested too deeply",
+    ),
     "negative choice": ("arrive", lambda line: line.replace('"prompt":', '"prompt":-'), "numbers from 0 on"),
 }
 
@@ -279,7 +284,8 @@ def test_a_wrong_header_is_refused(what: str) -> None:
 
 
 def test_files_that_are_no_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty, binary, idle = tmp_path / "empty", tmp_path / "binary", tmp_path / "idle"
+    idle.write_text(text_of(recorded())[0] + "\n")
     empty.write_text("")
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (
@@ -287,6 +293,8 @@ def test_files_that_are_no_traces(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path, "cannot be read"),
         (empty, "line 1: no header"),
         (binary, "is not UTF-8"),
+        (idle, "has a header and no event: nothing to check"),
+        (tmp_path / "a\nb", "a\\nb: cannot be read"),
     ):
         assert trace.main(["check", str(path)]) == 2
         err = capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -117,6 +118,42 @@ def test_an_unknown_fault_is_told_in_the_same_words(
     assert err.startswith(f"{name}: no fault named 'nobody'; ") and err.endswith(" shows all\n")
 
 
+@pytest.mark.parametrize("name", [name for name in WITH_JSON if name not in ("spec.trace", "spec.faults")])
+def test_a_list_is_no_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("-", str(tmp_path / "list.json")):
+        assert code_of(name, ["--list", "--json", target]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1 and "--list writes no report: leave out --json" in err
+
+
+@pytest.mark.parametrize("name", ["spec.walk", "impl.refine"])
+def test_two_reports_go_into_two_files(
+    name: str, tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, link = tmp_path / "both", tmp_path / "link"
+    link.symlink_to(file)
+    assert code_of(name, [*words_of(name, run), "--record", str(file), "--json", str(link)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and f"--json and --record name the same file, {file}: name" in err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replay", "RUN", "--config", "plain"], "leave out --config"),
+        (["--replay", "RUN", "--runs", "2"], "leave out --runs"),
+        (["--all", "--config", "plain"], "leave out --config"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("impl.refine", [str(run) if word == "RUN" else word for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and said in err
+
+
 # -- targets -------------------------------------------------------------------------------------------------
 
 TARGETS = [
@@ -128,6 +165,7 @@ TARGETS = [
 ]
 BAD_TARGETS = {
     "a folder": "FOLDER",
+    "no name": "",
     "no such folder": "FOLDER/no/such",
     "a file as a folder": "FOLDER/file/x",
     "a long name": "FOLDER/" + "x" * 300,
@@ -436,3 +474,38 @@ def test_every_command_goes_through_the_wrapper() -> None:
             if '__name__ == "__main__"' in text and "@command(" not in text:
                 missing.append(str(path.relative_to(ROOT)))
     assert missing == children
+
+
+# -- a reader that leaves ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run that breaks an invariant."""
+    path = tmp_path_factory.mktemp("usage") / "broken.trace"
+    words = ["--policy", "fault:no-fence", "--config", "fences", "--record", str(path)]
+    assert importlib.import_module("spec.walk").main(words) == 1
+    return path
+
+
+@pytest.mark.parametrize("output", ["| true", "| head -c 1", ">&-", ">&- 2>&-", "2>&1 | head -c 1"])
+def test_a_verdict_is_the_same_whoever_reads(broken: Path, output: str, tmp_path: Path) -> None:
+    """Nobody reads, one reader leaves, the output is closed: still 1, and the file."""
+    file = tmp_path / "found.json"
+    words = f"{sys.executable} -u -m spec.trace check {broken} --json {file} {output}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(file.read_text())["verdict"] == "refuted"
+
+
+def test_what_is_written_after_the_reader_left_goes_nowhere() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        shown = usage.lasting(stream)
+        print("said", file=shown, flush=True)
+        print("and more", file=shown, flush=True)
+    assert shown.left  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import networkx as nx
 import pytest
 
 from spec.config import named
+from spec.faults import hunt
 from spec.ops import Begin, End, Wait
 from spec.policy import Program
 from spec.reference import Reference
@@ -110,3 +111,20 @@ def test_a_long_request_is_no_livelock(tokens: int, step: int) -> None:
     world = World(config, Reference)
     assert world.choose(("arrive", "r1", "0", tokens // 2, tokens // 2))
     assert world.quiet() and world.book.step > 400
+
+
+class FlushesBeforeItSubmits(Reference):
+    """A store that is flushed in the very step that brings it is waited for and not submitted (the class of
+    https://github.com/vllm-project/vllm/pull/29870)."""
+
+    def worker_program(self, rank: int, message: Any) -> Program:
+        now = {job for job in message.stores if job in message.flush}
+        program = super().worker_program(rank, message)
+        return [(s, op) for s, op in program if not (isinstance(op, (Begin, End)) and op.job in now)]
+
+
+def test_an_engine_that_stands_still_in_the_end_says_what_it_waits_for() -> None:
+    """Also where its queue is full, so that nothing is scheduled any more."""
+    found = hunt.find(named("preempting"), FlushesBeforeItSubmits, runs=200, choices=200, seed=0)
+    assert found and found.breach.rule == "wait_graph_acyclic"
+    assert "which nobody enqueued" in found.breach.text

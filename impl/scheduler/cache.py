@@ -251,10 +251,10 @@ class CacheManager:
                 self.boundaries.append(Boundary(request, g, block, key[1]))
 
     def tail_position(self, request: Request) -> int:
-        """The last hash boundary from which a later request with these tokens can go on."""
+        """The last hash boundary from which a later request with this prompt can go on."""
         config = self.config
         return align.checkpoint_position(
-            request.known, config.hash_block_tokens, any(self.drops), config.hash_lookahead_tokens
+            request.prompt, config.hash_block_tokens, any(self.drops), config.hash_lookahead_tokens
         )
 
     def publish_tail(self, request: Request, tokens: int) -> None:

@@ -220,4 +220,10 @@ def verdict_of(rows: Sequence[Row], stopped: bool) -> tuple[str, int]:
     unseen = [r.name for r in rows if r.name != "reference" and not r.shows and r.name not in UNSEEN]
     if unseen:
         return f"undetermined: {', '.join(unseen)} not seen", 3
-    return "holds: the reference is clean, every fault that a load can show does", 0
+    tried = [r for r in rows if r.name != "reference"]
+    if not any(row.shows for row in tried):
+        named = (
+            f"of the faults tried, no load can show any: {', '.join(dict.fromkeys(r.name for r in tried))}"
+        )
+        return f"holds: the reference is clean ({named if tried else 'no fault was tried'})", 0
+    return "holds: the reference is clean, every fault tried that a load can show does", 0

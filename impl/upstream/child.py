@@ -72,11 +72,6 @@ class Child:
         reply: Plain = self._exchange({"ask": ask, **arguments})
         return reply
 
-    def ask_all(self, questions: list[Plain]) -> list[Plain]:
-        """Several questions in one line: fewer round trips where no answer decides the next question."""
-        replies: list[Plain] = self._exchange(questions)
-        return replies
-
     def new(self, config: Config, patches: Sequence[str] = (), narrate: bool = False) -> Plain:
         """A fresh scheduler; :class:`ConfigError` if vLLM would not mean what the configuration says.
 

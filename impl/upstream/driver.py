@@ -27,9 +27,9 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ``back``     ``name``                              -: continue from such a copy, which stays
 ============ ===================================== ===================================================
 
-A line may hold a list of questions; the reply is then the list of answers.  Any exception inside vLLM is an
-answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is then half updated and only
-``new`` and ``back`` are answered.  A question that makes no sense is answered with ``error``.
+Any exception inside vLLM is an answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is
+then half updated and only ``new`` and ``back`` are answered.  A question that makes no sense is answered with
+``error``.
 
 Order of the engine (``v1/engine/core.py::EngineCore.step_with_batch_queue``): outputs are processed in the
 order of their steps; at most ``concurrent_steps`` are in flight.  The caller keeps to that; ``schedule``
@@ -429,9 +429,7 @@ def main() -> None:
     encode = msgspec.json.Encoder().encode
     decode = msgspec.json.Decoder().decode
     for line in sys.stdin.buffer:
-        asked = decode(line)
-        reply = [server.answer(one) for one in asked] if isinstance(asked, list) else server.answer(asked)
-        replies.write(encode(reply) + b"\n")
+        replies.write(encode(server.answer(decode(line))) + b"\n")
         replies.flush()
 
 

@@ -105,7 +105,10 @@ def base_window_chunks(window: int, extra: int, chunk: int) -> int:
     """Chunks that lookup requires for a hit that ends on a chunk boundary.
 
     `.../offloading/config.py::get_sliding_window_size_in_chunks`; in 0.31.0 and 0.32.0 the same formula in
-    `.../offloading/scheduler.py`.  The first term is 0.30.0's, kept as a lower bound.
+    `.../offloading/scheduler.py`.  The first term is 0.30.0's, kept as a lower bound: it is the larger one
+    only if extra = 0 and the chunk divides window - 1, by one chunk that no token of the hit reads.  There it
+    costs a hit wherever that chunk was not stored (theorem 3; "A window one token past whole chunks" in
+    docs/findings.md; https://github.com/vllm-project/vllm/pull/56709).
     """
     return max(cdiv(window, chunk), cdiv(window - 1 + extra, chunk))
 
@@ -248,7 +251,7 @@ def pending_blocks_bound(base_chunks: int, blocks_per_chunk: int) -> int:
 
 @domain(window=POSITIVE, extra=NATURAL, block=POSITIVE, drops=FLAG)
 def store_need_blocks(window: int, extra: int, block: int, drops: int) -> int:
-    """Blocks kept before each alignment boundary; `drops` is 1 for a group that drops its tail block, else 0.
+    """Blocks kept before an alignment boundary; `drops` is 1 for a group that drops its tail block, else 0.
 
     `.../offloading/scheduler.py::_reachable_store_block_mask`, from 0.31.0 on.
     """
@@ -257,7 +260,7 @@ def store_need_blocks(window: int, extra: int, block: int, drops: int) -> int:
 
 @domain(window=POSITIVE, block=POSITIVE, drops=FLAG)
 def store_need_blocks_v0_30(window: int, block: int, drops: int) -> int:
-    """Blocks kept before each alignment boundary in release 0.30.0, without the extra retained tokens."""
+    """Blocks kept before an alignment boundary in release 0.30.0, without the extra retained tokens."""
     return cdiv(window - 1, block) + drops
 
 
@@ -271,7 +274,8 @@ def store_need_blocks_corrected(window: int, extra: int, block: int, drops: int)
 def store_keeps_block(column: int, need: int, segment_blocks: int, shift: int) -> bool:
     """Whether the mask keeps a column: the last `need` of each segment, shifted by 1 in a group that drops.
 
-    `single_type_kv_cache_manager.py::SlidingWindowManager.reachable_block_mask`, dense retention.
+    `single_type_kv_cache_manager.py::SlidingWindowManager.reachable_block_mask` under dense retention
+    (`retention_interval=None`; the default of 0.30.0 to 0.33.0 is 0 and keeps fewer, see `spec.lookup`).
     """
     if column < shift:
         return False
@@ -283,7 +287,7 @@ def store_keeps_final_block(column: int, end: int, need: int, segment_blocks: in
     """Whether the mask keeps a column for the sake of a final segment that ends at column `end`, short of a
     boundary; asked only for groups that do not drop.
 
-    `reachable_block_mask` with `final_segment_end_block`.
+    `reachable_block_mask` with `final_segment_end_block`, which is set under dense retention only.
     """
     size = floormod(end, segment_blocks)
     if size == 0:
@@ -295,7 +299,7 @@ def store_keeps_final_block(column: int, end: int, need: int, segment_blocks: in
 
 @domain(need=NATURAL, segment_blocks=POSITIVE)
 def store_keeps_all(need: int, segment_blocks: int) -> bool:
-    """Whether the mask is not used because the tails of neighbouring segments meet."""
+    """Whether the mask of dense retention is not used because the tails of neighbouring segments meet."""
     return need >= segment_blocks
 
 

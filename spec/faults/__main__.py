@@ -2,7 +2,7 @@
 
 ``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when
 something was not found within the budget.  On a file of your own it exits 1 with the counterexample it found,
-3 if no run asked for a decision that the file replaces, else 0.
+3 if a decision that the file replaces was never asked or always answered as the reference does, else 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store
 from spec.outputs import check_target, set_aside, write_json, write_whole
 from spec.reduce import reduce, replay
 from spec.rules import BY_NAME
-from spec.usage import JSON_HELP, OneLineParser, command, natural
+from spec.usage import JSON_HELP, OneLineParser, command, natural, one_line
 
 RECORD = Path(__file__).parent / "record.json"
 READ = "0.33.0"  # the vLLM release that entries without a public report come from
@@ -160,10 +160,12 @@ def show_run(fault: Fault, config: Config, choices: Sequence[Any]) -> None:
 
 
 def hunt_file(path: str, args: argparse.Namespace) -> int:
-    """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it or the hunt
-    was stopped, else 0.  Raises :class:`~spec.faults.own.FaultFileError`."""
-    plain, asked = own.load(path), Counter[str]()
-    fault = own.watched(plain, path, asked)
+    """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it, all answers
+    of one were the reference's, or the hunt was stopped, else 0.
+
+    Raises :class:`~spec.faults.own.FaultFileError`."""
+    plain, asked, differed = own.load(path), Counter[str](), Counter[str]()
+    fault = own.watched(plain, path, asked, differed)
     outcome, without, stopped = Hunt(fault.name), "", False
     try:
         for name in fault.bites:
@@ -183,16 +185,17 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
         stopped = True
         print("stopped before the budget was spent")
     idle = own.never_asked(fault.change, asked, [configs.find(name) for name in fault.bites])
-    verdict = "refuted" if outcome.choices else "undetermined" if idle or stopped else "holds"
-    why = {
-        "holds": " (sampled, not proved)",
-        "undetermined": f" (never asked: {', '.join(idle)}; name a configuration that needs it)" * bool(idle),
-    }
+    alike = [name for name in own.never_differed(plain, differed) if name not in idle]
+    verdict = "refuted" if outcome.choices else "undetermined" if idle or alike or stopped else "holds"
+    reasons = [f"never asked: {', '.join(idle)}"] * bool(idle)
+    reasons += [f"every answer was the reference's: {', '.join(alike)}"] * bool(alike)
+    untried = f" ({'; '.join(reasons)}; name a configuration that needs it)" if reasons else ""
+    why = {"holds": " (sampled, not proved)", "undetermined": untried}
     print(f"verdict: {verdict}{why.get(verdict, '')}")
     record = {
         "command": args.command, "file": path, "verdict": verdict, "seed": args.seed, "runs": args.runs,
-        "choices": args.choices, "never_asked": idle, "stopped": stopped, "without_the_fault": without,
-        "hunt": asdict(outcome),
+        "choices": args.choices, "never_asked": idle, "never_differed": alike, "stopped": stopped,
+        "without_the_fault": without, "hunt": asdict(outcome),
     }  # fmt: skip
     write_json(args.json, record, args.out)
     return {"refuted": 1, "undetermined": 3, "holds": 0}[verdict]
@@ -305,7 +308,9 @@ def shared_rules(outcomes: list[Hunt]) -> None:
     total = sum(map(len, by_rule.values()))
     shared = sum(len(names) for names in by_rule.values() if len(names) > 1)
     if total > 1:
-        print(f"{shared} of {total} faults with a trace break a consequence that another one breaks too")
+        print(
+            f"of the {total} refuted with a trace, {shared} break a consequence that another of them breaks"
+        )
 
 
 def check() -> int:
@@ -361,7 +366,7 @@ def main(argv: list[str] | None = None) -> int:
         args.command = shlex.join(["python", "-m", "spec.faults", *(sys.argv[1:] if argv is None else argv)])
         return start(args)
     except (UsageError, own.FaultFileError) as error:
-        print(f"spec.faults: {error}", file=sys.stderr)
+        print(f"spec.faults: {one_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -383,7 +388,7 @@ def start(args: argparse.Namespace) -> int:
         return hunt_file(args.file, args)
     if args.all and args.names:
         raise UsageError(f"--all hunts every fault: leave out {', '.join(args.names)}")
-    names = list(CATALOGUE) if args.all else [named(name).name for name in args.names]
+    names = list(CATALOGUE) if args.all else list(dict.fromkeys(named(name).name for name in args.names))
     if not names:
         raise UsageError("name a fault, or give --all or --file FILE")
     return hunt_many(names, args)

@@ -1,7 +1,8 @@
 """A fault file of somebody's own: read, checked before anything runs, and watched while it does.
 
 What is wrong with the file itself (a name that does not exist, a function of the wrong arity, an error that
-it raises) is bad input and never a verdict; and a change that no run ever asked for has not been tried.
+it raises) is bad input and never a verdict; and a change that no run ever asked for, or that answered as the
+reference does whenever it was asked, has not been tried.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def load(path: str) -> Fault:
     """The checked ``FAULT`` of a Python file.  Raises :class:`FaultFileError`."""
     if Path(path).is_dir():
         raise FaultFileError(f"{path}: is a folder; name a file")
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise FaultFileError(f"{path}: no such file")
     if Path(path).suffix != ".py":
         raise FaultFileError(f"{path}: not a Python file; its name must end in .py")
@@ -165,6 +166,41 @@ def never_asked(changes: Mapping[str, Any], asked: Counter[str], todo: Sequence[
     return [name for name, one in changes.items() if not (asked[name] if callable(one) else name in orders)]
 
 
+def differing(changes: Mapping[str, Any], right: Mapping[str, Any], differed: Counter[str]) -> dict[str, Any]:
+    """The replacements, each counting in ``differed`` how often its answer was another than the right one."""
+
+    def comparing(name: str, decide: Any) -> Any:
+        @wraps(decide, updated=())
+        def compare(*given: Any) -> Any:
+            try:
+                expected = right[name](*given)
+            except Exception:  # noqa: BLE001 - asked for what the reference is never asked: nothing to equal
+                differed[name] += 1
+                return decide(*given)
+            answer = decide(*given)
+            differed[name] += answer != expected
+            return answer
+
+        return compare
+
+    return {name: comparing(name, one) if callable(one) else one for name, one in changes.items()}
+
+
+def never_differed(fault: Fault, differed: Counter[str]) -> list[str]:
+    """Replacements whose answers were all those of the design that the fault is in: nothing was tried."""
+    right = decisions_of(fault)
+    return [
+        name
+        for name, one in fault.change.items()
+        if not (differed[name] if callable(one) else one != right[name])
+    ]
+
+
+def decisions_of(fault: Fault) -> dict[str, Any]:
+    """Every decision of the design that the fault is in."""
+    return {one.name: getattr(Decisions(), one.name) for one in fields(Decisions)} | dict(fault.base)
+
+
 @dataclass
 class Guarded:
     """A policy that is made of code in the file: what that code raises by itself is the file's error.
@@ -182,11 +218,12 @@ class Guarded:
                 return question(*given)
             except PolicyError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
-                if last.filename != self.path:
-                    raise
-                raise FaultFileError(f"{self.path}:{last.lineno}: {in_words(error)}") from None
+                if last.filename != self.path and not isinstance(error, SystemExit):
+                    raise  # nothing but the file calls exit()
+                at = line_in(error, self.path)
+                raise FaultFileError(f"{self.path}{f':{at}' if at else ''}: {in_words(error)}") from None
 
         return ask
 
@@ -200,10 +237,11 @@ def guarded(policy: PolicyFactory, path: str) -> PolicyFactory:
     return build
 
 
-def watched(fault: Fault, path: str, asked: Counter[str]) -> Fault:
+def watched(fault: Fault, path: str, asked: Counter[str], differed: Counter[str]) -> Fault:
     """The fault with every answer of its own decisions counted, and of the right type."""
     kept = {field: answering_right(getattr(fault, field), path) for field in ("change", "base")}
-    return replace(fault, change=counted(kept["change"], asked), base=kept["base"])
+    change = differing(kept["change"], decisions_of(fault), differed)
+    return replace(fault, change=counted(change, asked), base=kept["base"])
 
 
 def answering_right(changes: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -216,7 +254,7 @@ def answering_right(changes: Mapping[str, Any], path: str) -> dict[str, Any]:
         @wraps(decide, updated=())
         def check(*given: Any) -> Any:
             answer = decide(*given)
-            if not isinstance(answer, wanted):
+            if not isinstance(answer, wanted) or (isinstance(answer, bool) and bool not in wanted):
                 code = getattr(decide, "__code__", None)
                 at = f":{code.co_firstlineno}" if code and code.co_filename == path else ""
                 words = " or ".join(one.__name__ for one in wanted if bool not in wanted or one is bool)

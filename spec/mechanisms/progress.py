@@ -45,7 +45,7 @@ RULES = (
     ),
     Rule(
         "nothing_left_when_idle", "consequence", "progress",
-        "An idle engine holds no block, no fence and no unreported transfer.",
+        "An idle engine holds no block, and no host chunk is still written or read.",
         "a quiet phase has ended", "https://github.com/sgl-project/sglang/issues/27789",
     ),
 )  # fmt: skip

@@ -47,10 +47,17 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seed", type=natural, default=0, metavar="S", help="the solver's random seed (0)")
     made.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    made.add_argument("--smt2", type=Path, metavar="DIR", help="write every obligation for another solver")
+    made.add_argument("--smt2", type=_folder, metavar="DIR", help="write every obligation for another solver")
     made.add_argument("--markdown", metavar="FILE", help="write the table as documentation")
     made.add_argument("--list", action="store_true", help="list the theorems and prove nothing")
     return made
+
+
+def _folder(text: str) -> Path:
+    """The value of ``--smt2``; an empty one would be the folder that one happens to be in."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name; name a directory")
+    return Path(text)
 
 
 @command("spec.prove")
@@ -69,12 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.smt2 is not None:
             options.smt2.mkdir(parents=True, exist_ok=True)
     except MissingSolver as missing:
-        print(missing, file=sys.stderr)
+        print(f"spec.prove: {missing}", file=sys.stderr)
         return 2
     except OSError as problem:
-        print(
-            f"--smt2 {options.smt2}: {problem.strerror}; name a directory that can be made", file=sys.stderr
-        )
+        why = f"{problem.strerror}; name a directory that can be made"
+        print(f"spec.prove: --smt2 {options.smt2}: {why}", file=sys.stderr)
         return 2
     out = set_aside(options.json)
     began = time.perf_counter()
@@ -94,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"stopped: {len(told)} of {len(chosen)} theorems were decided, and lemmas were not tried\n")
     code = report.exit_code(outcome) or (UNDETERMINED if stopped else 0)
     print(report.lemma_text(outcome))
-    print(report.contract_text(outcome))
+    sys.stdout.write(report.contract_text(outcome))
     print(report.summary(outcome, options.solver, time.perf_counter() - began))
     found = report.as_json(outcome, options.group, options.solver, options.seed)
     write_json(options.json, {**found, "exit_code": code, "stopped": stopped}, out)

@@ -310,7 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = Settings(solver("z3"), SOLVER_SECONDS)
     except MissingSolver as missing:
-        print(missing, file=sys.stderr)
+        print(f"spec.prove.mutants: {missing}", file=sys.stderr)
         return 2
     out = set_aside(options.json)
     chosen = options.function or list(known)

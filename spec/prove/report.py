@@ -113,11 +113,15 @@ def contracts_of(theorems: tuple[Theorem, ...]) -> tuple[Contract, ...]:
 
 
 def contract_text(outcome: Outcome) -> str:
-    """The postconditions of loops over data that theorems assume; props/ checks them by brute force."""
+    """The postconditions of loops over data that theorems assume; props/ checks them by brute force.
+
+    Empty if there are none."""
+    assumed = contracts_of(tuple(result.theorem for result in outcome.theorems))
+    if not assumed:
+        return ""
     lines = ["Contracts (assumed here, checked by brute force in props/)"]
-    for contract in contracts_of(tuple(result.theorem for result in outcome.theorems)):
-        lines.append(_block(contract.name + ":", contract.statement))
-    return "\n".join(lines) + "\n"
+    lines += [_block(contract.name + ":", contract.statement) for contract in assumed]
+    return "\n".join(lines) + "\n\n"
 
 
 def exit_code(outcome: Outcome) -> int:

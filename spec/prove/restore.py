@@ -485,8 +485,8 @@ COST = Theorem(
     "cost of the extra tokens",
     "coverage",
     "e extra tokens cost a load at a hit with history enough between e//t and cdiv(e,t) chunks, the "
-    "lookup window at most cdiv(e,t), and the store between e//b and cdiv(e,b) blocks a segment. A load "
-    "asks for at most base*k + 1 blocks.",
+    "lookup window at most cdiv(e,t), and the store between e//b and cdiv(e,b) blocks for each boundary "
+    "whose blocks it keeps (under dense retention one a segment). A load asks for at most base*k + 1 blocks.",
     (
         Claim(
             "loaded chunks",
@@ -529,7 +529,7 @@ COST = Theorem(
             ),
         ),
         Claim(
-            "stored blocks a segment",
+            "stored blocks a kept boundary",
             (v.W, v.e, v.b, v.d),
             lambda W, e, b, d: both(
                 cov.store_need_blocks(W, e, b, d) - cov.store_need_blocks(W, 0, b, d) >= floordiv(e, b),
@@ -542,7 +542,7 @@ COST = Theorem(
             ),
         ),
         Claim(
-            "the corrected mask keeps at most one block more a segment",
+            "the corrected mask keeps at most one block more a kept boundary",
             (v.W, v.e, v.b, v.d),
             lambda W, e, b, d: both(
                 cov.store_need_blocks_corrected(W, e, b, d) - cov.store_need_blocks(W, e, b, d)
@@ -629,4 +629,6 @@ COST = Theorem(
             ("b", "k"),
         ),
     ),
+    (),
+    (v.DENSE,),
 )

@@ -177,10 +177,10 @@ BLOCK_COVERAGE = Theorem(
     2,
     "block coverage",
     "coverage",
-    "At a hit that is a multiple of F, every block that a reader may read is one that the mask keeps, so "
-    "it was written by any store that wrote its chunk, whatever holes the chunk has; k >= 1, any local "
-    "prefix, windows that begin mid-chunk. At h = n - 1 with F | n it holds iff b does not divide W + e "
-    "- 1 or the mask keeps all; with one token more in the mask, always.",
+    "Under dense retention, at a hit that is a multiple of F, every block that a reader may read is one that "
+    "the mask keeps, so it was written by any store that wrote its chunk, whatever holes the chunk has; k >= "
+    "1, any local prefix, windows that begin mid-chunk. At h = n - 1 with F | n it holds iff b does not "
+    "divide W + e - 1 or the mask keeps all; with one token more in the mask, always.",
     (
         _blocks_claim("hit m*F, group without drop", cov.store_need_blocks, 0),
         _blocks_claim("hit m*F, group with drop", cov.store_need_blocks, 1),
@@ -307,7 +307,7 @@ BLOCK_COVERAGE = Theorem(
     ),
     (
         Refutation(
-            "0.30.0: mask of cdiv(W-1,b) blocks, without the extra tokens, at h = m*F",
+            "0.30.0, dense retention: mask of cdiv(W-1,b) blocks, without the extra tokens, at h = m*F",
             "historic",
             _blocks_claim("hit m*F, mask of release 0.30.0", _need_v0_30, 0),
             {"m": 4, "f": 4, "b": 16, "p": 0, "W": 32, "e": 3, "i": 13},
@@ -315,7 +315,7 @@ BLOCK_COVERAGE = Theorem(
             ("f", "b"),
         ),
         Refutation(
-            "0.33.0: mask of cdiv(W+e-1,b) blocks, at h = n - 1 with F | n",
+            "0.33.0, dense retention: mask of cdiv(W+e-1,b) blocks, at h = n - 1 with F | n",
             "historic",
             _hole_claim(),
             {"m": 2, "f": 4, "b": 16, "k": 2, "p": 0, "W": 17, "e": 0, "i": 6},
@@ -323,7 +323,7 @@ BLOCK_COVERAGE = Theorem(
             ("f", "b", "k"),
         ),
         Refutation(
-            "0.33.0: hits that are multiples of t but not of F, in a group with drop",
+            "0.33.0, dense retention: hits that are multiples of t but not of F, in a group with drop",
             "historic",
             _between_claim(),
             {"g": 3, "f": 4, "b": 16, "k": 2, "W": 16, "e": 1, "i": 5},
@@ -333,6 +333,7 @@ BLOCK_COVERAGE = Theorem(
     ),
     (_STORE,),
     (
+        v.DENSE,
         "Hits that are no multiple of F do occur without eviction: in a group with drop, lookup finds a "
         "run that ends inside a segment (the third formula refuted). Rounding such a hit down to F would "
         "restore the theorem; the corrected mask does not.",
@@ -588,10 +589,10 @@ AGREEMENT = Theorem(
     5,
     "store and lookup agree",
     "coverage",
-    "After a whole prompt of n tokens was stored under the mask and nothing was evicted, a hit h that "
-    "the drop rule allows is found. Multiples of F, no drop: iff h >= t, cdiv(h,t)*t <= n, W + e >= 2, "
-    "and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, with drop: "
-    "iff h >= t, cdiv(h,t)*t + t <= n and, where t | h, not (e = 0, t | W - 1, and at least k blocks a "
+    "After a whole prompt of n tokens was stored under the mask of dense retention and nothing was evicted, "
+    "a hit h that the drop rule allows is found. Multiples of F, no drop: iff h >= t, cdiv(h,t)*t <= n, W + "
+    "e >= 2, and not (e = 0, t | W - 1, t | h, at least k blocks a segment unkept). Multiples of F, with "
+    "drop: iff h >= t, cdiv(h,t)*t + t <= n and, where t | h, not (e = 0, t | W - 1, and at least k blocks a "
     "segment unkept, or k - 1 >= 1 of them at h = F), and where t does not divide h, the mask names the "
     "chunk past the hit. h = n - 1, F | n, t | n, t >= 2: iff n > F, n > t, W + e >= 2 and not (t | W + "
     "e - 1, at least k blocks a segment unkept). With a Mamba chunk that is a multiple of F only "
@@ -741,7 +742,7 @@ AGREEMENT = Theorem(
     ),
     (
         Refutation(
-            "0.33.0: every multiple of F is found (e = 0, t | W - 1)",
+            "0.33.0, dense retention: every multiple of F is found (e = 0, t | W - 1)",
             "historic",
             _found_aligned("h = m*F: found, release 0.33.0", cov.store_need_blocks, False),
             {"m": 4, "f": 4, "b": 16, "k": 1, "W": 33, "e": 0, "n": 257, "j": 13},
@@ -749,7 +750,7 @@ AGREEMENT = Theorem(
             ("f", "b", "k"),
         ),
         Refutation(
-            "0.33.0: h = n - 1 is found when F | n (t | W + e - 1)",
+            "0.33.0, dense retention: h = n - 1 is found when F | n (t | W + e - 1)",
             "historic",
             _worth(_found_last("h = n - 1: found, release 0.33.0", cov.store_need_blocks, False)),
             {"g": 16, "m": 4, "f": 4, "b": 16, "k": 1, "W": 32, "e": 1, "j": 13},
@@ -759,6 +760,7 @@ AGREEMENT = Theorem(
     ),
     (_LARGEST, v.SCAN, v.PREFIX, _STORE),
     (
+        v.DENSE,
         "Where b does not divide F the store uses no mask, and the conditions on what is unkept fall away.",
         "With drop, h = n - 1 never arises: full attention drops to F*(n//F - 1), and a window group has "
         "no chunk past it.",

@@ -64,4 +64,12 @@ SCAN = Contract(
 PREFIX = Contract(
     "prefix scan", "a full-attention group is admitted at h only if every chunk of its slice was present"
 )
+DENSE = (
+    "Dense retention is prefix_cache_retention_interval = None: the mask keeps the blocks before every "
+    "multiple of F. The default of 0.30.0 to 0.33.0 is 0: then it keeps, of a sliding-window group, only "
+    "those before the last multiple of F below the prompt's length, and before a junction, where the "
+    "request's own lookup found a prefix that some group had and another had not; a number adds those before "
+    "each multiple of that number."
+)
+"""The remark of theorems about the mask."""
 HIT = Hypothesis("p < h", lambda p, h: p < h)

@@ -245,7 +245,10 @@ def prefill_split(
     """Tokens of a prefill chunk: it ends on a boundary of ``block`` tokens unless it ends the prefill, behind
     the last checkpoint (``last``, that of hash blocks ``tail``) as well as before it.
 
-    Only before it in https://github.com/vllm-project/vllm/pull/51113."""
+    Only before it in https://github.com/vllm-project/vllm/pull/51113.  It knows of no prefix shared with
+    another request: 0.33.0 also stops a whole number of blocks behind the start at such a junction
+    (``align.junction_stop``), or at the junction itself where hashes are finer than blocks and
+    ``enable_mamba_shared_prefix_checkpoint`` is set, which no formula here models."""
     return align.aligned_split(start, scheduled, prefill_end, block, step_tokens, last, tail, 0, False)
 
 
@@ -274,7 +277,10 @@ def publishes_unrun_boundary() -> bool:
 
     It reaches its column only with post-processing, ``pp`` steps later on an earlier stage; so it is
     published when the step's output is processed.  vLLM 0.33.0 registers a boundary at the step's first token
-    when it is scheduled (``KVCacheManager.allocate_slots``: ``cache_blocks``), unless hashes look ahead."""
+    when it is scheduled (``KVCacheManager.allocate_slots``: ``cache_blocks``), unless hashes look ahead.
+
+    No discipline localises it.  What forbids publishing too early are consequences: ``state_reads_exact`` at
+    the reader, ``ready_chunk_exact`` at the store (candidate S29 of docs/invariants.md)."""
     return False
 
 

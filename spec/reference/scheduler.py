@@ -339,11 +339,13 @@ class Reference:
         return self.decide.reserve(request.known, c, cut, block, self.config.prefill_lookahead_tokens)
 
     def tail_position(self, request: Request) -> int:
-        """The last hash boundary of the known tokens: a later request with this prompt can go on from
-        there."""
+        """The last hash boundary of the prompt: a later request with this prompt can go on from there.
+
+        Of the prompt also where a resumed request has more known tokens, unlike the checkpoint in blocks
+        (``Scheduler._mamba_block_aligned_split``: ``num_prompt_tokens`` here, ``num_tokens`` there)."""
         lookahead = self.config.hash_lookahead_tokens
         return align.checkpoint_position(
-            request.known, self.config.hash_block_tokens, any(self.drops), lookahead
+            request.prompt, self.config.hash_block_tokens, any(self.drops), lookahead
         )
 
     def fits(self, request: Request, c: int, q: int) -> bool:
