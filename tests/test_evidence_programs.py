@@ -260,6 +260,11 @@ def read_through_another(view: RankView, orders: StepOrders, op: PostProcess) ->
     )
 
 
+def fed_by_slot(view: RankView, orders: StepOrders, op: PostProcess) -> None:
+    """Every slot is fed with the tokens of the row of its number."""
+    op.feeds = tuple((max(slot, 0), max(slot, 0)) for _, slot, _ in op.rows)
+
+
 def ahead_of_main(way: str) -> WrongProgram:
     """A transfer is submitted behind all but the last operation of the main stream that stands before it."""
 
@@ -375,6 +380,7 @@ PROGRAMS: dict[str, list[WrongProgram]] = {
         changed(PostProcess, rows=masked),
     ],
     "post-processing of {}, step {}, reads {}: not its blocks": [edited(PostProcess, read_through_another)],
+    "row {} of step {} is fed with the last token and drafts of {}": [edited(PostProcess, fed_by_slot)],
     "counts are taken from buffer {}, whose rows the host has just rewritten": [
         changed(HostCounts, buffer=lambda _: "rows")
     ],

@@ -36,6 +36,7 @@ from spec.faults.hunt import (
 )
 from spec.reference import Decisions
 from spec.rules import BY_NAME
+from spec.world import World
 
 ROOT = Path(__file__).parents[1]
 TRACED = [fault for fault in CATALOGUE.values() if fault.kind in (DECISION, LIVENESS)]
@@ -534,6 +535,18 @@ def test_the_decisions_that_the_readme_suggests_bite_where_it_says(
     assert {decision for decision, _ in pairs} == set(wrong)
     for decision, config in pairs:
         assert hunt_own(tmp_path, f"{{'{decision}': {wrong[decision]}}}", f"('{config}',)") == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["drafts-stay-on-the-last-stage", "drafts-of-another-row", "last-token-of-another-row"]
+)
+def test_wrong_input_tokens_make_wrong_cells(name: str) -> None:
+    """With the rule about inputs off, the same run breaks where the cells that they made are read."""
+    config, rule, choices = stored(name) or pytest.fail("no stored run")
+    world = World(config, CATALOGUE[name].policy, off=frozenset({rule}))
+    for choice in choices:
+        world.choose(choice)
+    assert rule == "input_tokens_exact" and world.verdict and world.verdict.rule == "attention_reads_exact"
 
 
 def test_what_the_readme_shows_of_a_fault_is_what_show_prints(capsys: pytest.CaptureFixture[str]) -> None:

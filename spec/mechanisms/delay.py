@@ -1,11 +1,11 @@
 """The PP delay: kernels that run many steps after their own, and what their operands mean by then.
 
-**Story.**  With pipeline stages, only the last one samples.  An earlier stage learns the verified tokens
+**Story.** With pipeline stages, only the last one samples.  An earlier stage learns the verified tokens
 ``pp`` steps later and post-processes then: it corrects counts, keeps the last token and the drafts for the
-request's next row, and copies recurrent states to boundary columns.  Until that moment batches have been permuted and gathered ``pp`` times, requests have left, slots
-have been taken by others, ids have come back. What survives is the *slot*: its source table row is only
-appended to while the request lives in it, and its generation tells whether it still does.  Gathered tables,
-batch order and captured buffers do not survive.
+request's next row, and copies recurrent states to boundary columns.  Until that moment batches have been
+permuted and gathered ``pp`` times, requests have left, slots have been taken by others, ids have come back.
+What survives is the *slot*: its source table row is only appended to while the request lives in it, and its
+generation tells whether it still does.  Gathered tables, batch order and captured buffers do not survive.
 
 **In the field.**  Constant-token loops on non-last stages: late copies walked the current gathered tables
 with an old row map (https://github.com/vllm-project/vllm/issues/54173,
