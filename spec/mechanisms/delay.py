@@ -1,6 +1,6 @@
 """The PP delay: kernels that run many steps after their own, and what their operands mean by then.
 
-**Story.** With pipeline stages, only the last one samples.  An earlier stage learns the verified tokens
+**Story.**  With pipeline stages, only the last one samples.  An earlier stage learns the verified tokens
 ``pp`` steps later and post-processes then: it corrects counts, keeps the last token and the drafts for the
 request's next row, and copies recurrent states to boundary columns.  Until that moment batches have been
 permuted and gathered ``pp`` times, requests have left, slots have been taken by others, ids have come back.
