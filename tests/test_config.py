@@ -506,3 +506,10 @@ def test_the_example_of_the_documentation_can_be_served() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
     one = config.parse(page.split("```toml\n")[1].split("```")[0])
     assert [group.kind for group in one.groups] == [Kind.FULL, Kind.WINDOW] and one.offload
+
+
+@pytest.mark.parametrize("name", config.shipped())
+def test_a_description_is_read_alone(name: str) -> None:
+    """Listings are sorted by name and cut anywhere: nothing stands above."""
+    words = config.named(name).description.lower()
+    assert "as above" not in words and not words.startswith("the same"), words
