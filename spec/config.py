@@ -36,6 +36,13 @@ SHIPPED_FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parent / "c
 LARGEST_PARALLEL = 4  # pipeline stages, and ranks of one stage, that the model walks
 LARGEST = 2**24  # of every number in a file; the longest contexts served have ten million tokens
 LARGEST_CHUNK = 2**20  # tokens of a chunk, and after which all blocks repeat
+LARGEST_BOUNDS = {  # of the model's world, which is built whole: some hundred megabytes at most
+    "pool_blocks": 2**16,
+    "tier_chunks": 2**16,
+    "slots": 2**10,
+    "step_tokens": 2**12,
+    "request_tokens": 2**12,
+}
 LONGEST_MESSAGE = 400  # characters
 BARE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -87,7 +94,7 @@ class Config:
     hash_lookahead_tokens: int = 0  # L: a block's hash also covers the L tokens after it; replaces the drop
     # [speculation]
     drafts: int = 0  # K, drafts of a decode step
-    draft_modules: int = 0  # MTP modules of the drafter, 1 for EAGLE; 0: a drafter that reads no cache
+    draft_modules: int = 0  # MTP modules; only as many as drafts run; 1: EAGLE; 0: reads no cache
     # [engine]
     runner: str = "v2"  # v1 or v2: the order of operations in a worker's step
     pp: int = 1  # pipeline stages
@@ -369,8 +376,9 @@ def _typed(field: Field[Any], key: str, value: object, where: str) -> object:
         raise ConfigError(f"{key} {where} must be {_TYPE_WORDS[expected]}, got {value!r}")
     if isinstance(value, int) and expected == "int" and value < _LEAST[field.name]:
         raise ConfigError(f"{key} {where} must be at least {_LEAST[field.name]}, got {value}")
-    if isinstance(value, int) and value > LARGEST:
-        raise ConfigError(f"{key} {where} must be at most {LARGEST}, got {value}")
+    most = LARGEST_BOUNDS.get(field.name, LARGEST)
+    if isinstance(value, int) and value > most:
+        raise ConfigError(f"{key} {where} must be at most {most}, got {value}")
     if isinstance(value, str) and not value.isprintable():
         raise ConfigError(f"{key} {where} must be one printable line, got {value!r}")
     if expected == "Kind":

@@ -45,7 +45,8 @@ class OneLineParser(argparse.ArgumentParser):
         given = {name: getattr(options, name, None) for name in WRITTEN}
         if getattr(options, "list", False) and given["json"] is not None:
             self.error("--list writes no report: leave out --json")
-        named = {name: os.path.realpath(path) for name, path in given.items() if path and path != "-"}
+        files = {name: path for name, path in given.items() if isinstance(path, str) and path}
+        named = {name: os.path.realpath(path) for name, path in files.items() if path != "-"}
         for name, path in named.items():
             first = next(other for other in named if named[other] == path)
             if first != name and not (os.path.exists(path) and not os.path.isfile(path)):

@@ -116,7 +116,8 @@ def test_a_prompt_is_stranded_beside_two_decoding_requests(release: Child) -> No
 
 
 # Runs inside the release: the adapter's engine, once with a backend that saves a state from inside a chunk,
-# and once with window blocks kept at every alignment boundary (the default keeps the last one's only).
+# and once with an offload tier; both with dense retention (the default keeps, of states and of window blocks,
+# only those before a prompt's last boundary and a junction, so that no block in between goes under a key).
 INSIDE = """
 import json
 from dataclasses import replace
@@ -132,6 +133,14 @@ def spec_of(group, config):
     return spec
 
 build._spec = spec_of
+plain_config = build._vllm_config
+
+def dense(config):
+    made = plain_config(config)
+    made.cache_config.prefix_cache_retention_interval = None
+    return made
+
+build._vllm_config = dense
 groups = (Group("full", Kind.FULL, 8), Group("mamba", Kind.MAMBA, 8))
 
 def serve(engine, name, tokens):
@@ -159,14 +168,6 @@ for backend in ("exports", "plain"):
     engine = driver.Engine(config)
     found[backend] = [serve(engine, name, tokens) for name, tokens in zip("abc", served)]
 
-plain_config = build._vllm_config
-
-def dense(config):
-    made = plain_config(config)
-    made.cache_config.prefix_cache_retention_interval = None
-    return made
-
-build._vllm_config = dense
 groups = (Group("full", Kind.FULL, 8), Group("window", Kind.WINDOW, 4, window_tokens=5))
 config = Config("tier of 4 chunks", groups, 4, offload=True, blocks_per_chunk=2, tier_chunks=4,
                 pool_blocks=20, request_tokens=44, step_tokens=40)
@@ -198,10 +199,10 @@ def inside(latest: Prepared) -> Any:
 
 @pytest.mark.slow
 def test_a_chunk_that_exports_passes_the_boundary_of_its_first_block(inside: Any) -> None:
-    """Theorem 17's other witness in the release: the second prompt resumes after 12 tokens, inside a block
-    of 8, and its one chunk ends at 50.  Column 1 is named for 16 tokens, but holds the copy of the state
-    after 12: the chunk writes its export's column and its running column only.  The third prompt then
-    starts from it."""
+    """Theorem 17's other witness in the release, with dense retention: the second prompt resumes after 12
+    tokens, inside a block of 8, and its one chunk ends at 50.  Column 1 is named for 16 tokens, but holds the
+    copy of the state after 12: the chunk writes its export's column and its running column only.  The third
+    prompt then starts from it."""
     _, (second,), (third, *_) = inside["exports"]
     start, end = second["computed"] - second["tokens"], second["computed"]
     assert (start, end) == (12, 50)

@@ -233,6 +233,21 @@ REFUSALS: list[tuple[str, tuple[tuple[str, str], ...], str]] = [
         "tail_drop = true is for a drafter that reads the cache, got drafts = 3 and draft_modules = 0",
     ),
     (
+        "chunked and drop",
+        (('kind = "window"', 'kind = "chunked"'), ("extra_tokens = 2", "")),
+        "tail_drop = true with group 'window' of kind = chunked: its lookup knows no drop; flag the drafter's group with drafter = true",
+    ),
+    (
+        "chunked beside larger blocks",
+        (
+            ('kind = "window"', 'kind = "chunked"'),
+            ("extra_tokens = 2", ""),
+            ("tail_drop = true", ""),
+            ("hash_block_tokens = 4", "hash_block_tokens = 2"),
+        ),
+        "block_tokens = 4 of chunked group 'window' differs from 8, which hits align to: its lookup needs them equal",
+    ),
+    (
         "endless chunk",
         (("blocks_per_chunk = 2", "blocks_per_chunk = 1000000"),),
         "blocks_per_chunk = 1000000 times block_tokens = 8 of group 'full' is more than 1048576 tokens a chunk",
@@ -409,9 +424,18 @@ def test_every_integer_has_a_greatest_value() -> None:
     for owner in (Config, Group):
         for field in fields(owner):
             if field.type == "int":
-                for value in (config.LARGEST + 1, 10**30):
-                    with pytest.raises(ConfigError, match=f"must be at most {config.LARGEST}, got {value}"):
+                most = config.LARGEST_BOUNDS.get(field.name, config.LARGEST)
+                for value in (most + 1, 10**30):
+                    with pytest.raises(ConfigError, match=f"must be at most {most}, got {value}"):
                         config._typed(field, field.name, value, "here")
+
+
+@pytest.mark.parametrize("key", config._TABLES["bounds"])
+def test_a_world_that_would_exhaust_the_machine_is_refused(key: str) -> None:
+    """The model's world is built whole; what a deployment is served with may be larger."""
+    text = config.dump(replace(config.named("plain"), **{key: config.LARGEST_BOUNDS[key] + 1}))
+    with pytest.raises(ConfigError, match=rf"{key} in \[bounds\] must be at most"):
+        config.parse(text)
 
 
 @pytest.mark.parametrize("name", config.shipped())
@@ -482,3 +506,10 @@ def test_the_example_of_the_documentation_can_be_served() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
     one = config.parse(page.split("```toml\n")[1].split("```")[0])
     assert [group.kind for group in one.groups] == [Kind.FULL, Kind.WINDOW] and one.offload
+
+
+@pytest.mark.parametrize("name", config.shipped())
+def test_a_description_is_read_alone(name: str) -> None:
+    """Listings are sorted by name and cut anywhere: nothing stands above."""
+    words = config.named(name).description.lower()
+    assert "as above" not in words and not words.startswith("the same"), words

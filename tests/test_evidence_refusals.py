@@ -253,6 +253,13 @@ def block_of_another_column(view: SchedulerView, event: Event) -> Event | None:
     return (*event[:3], block, *event[4:]) if block else None
 
 
+def fresh_block_of_another_column(view: SchedulerView, event: Event) -> Event | None:
+    request = view.book.requests[event[1]]
+    fresh = (b for g, _, b in held(view, request) if g == event[2] and b != event[3] and b in view.fresh)
+    block = next(fresh, None)
+    return (*event[:3], block, *event[4:]) if block else None
+
+
 def state_published(at: Callable[[int, int, int], int]) -> Make:
     """With an output, a held column goes under the key of a number of tokens, from those that were processed
     before and after it and the size of a block."""
@@ -708,6 +715,7 @@ ANSWERS: dict[str, list[tuple[str, Wrong]]] = {
     ],
     "{} publishes block {} as its first {} tokens of group {}, but holds it elsewhere": [
         (SCHEDULE, instead_then("publish", block_of_another_column)),
+        (SCHEDULE, instead_then("publish", fresh_block_of_another_column)),
         (SCHEDULE, instead_then("publish", key_of(lambda v, e: e[4] - v.config.groups[e[2]].block_tokens))),
         (SCHEDULE, instead_then("publish", key_of(lambda v, e: v.book.requests[e[1]].known))),
     ],

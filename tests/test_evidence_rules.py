@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from spec.book import Book, Status
+from spec.book import Book, Key, Status
 from spec.chains import GARBAGE, TORN, Chains
-from spec.config import Config, named
+from spec.config import Config, Kind, named
 from spec.events import Event
 from spec.faults import tamper
 from spec.memory import CONV, TEMPORAL, Page
@@ -25,7 +25,7 @@ from spec.ops import Begin, Deref, End, Forward, Leave, PostProcess, Sample, Set
 from spec.policy import Answer, Output, Policy, PolicyError, Program
 from spec.reference import Decisions, Reference
 from spec.reference.plan import Chunk
-from spec.rules import RULES, STATE_RULES
+from spec.rules import BY_NAME, RULES, STATE_RULES
 from spec.walk import Adversary, draw_options
 from spec.world import Rank, World
 
@@ -269,6 +269,18 @@ def loading(chunk: Callable[[Book, Chunk], Chunk]) -> Factory:
     return editing("job", edit)
 
 
+def of_another_boundary(book: Book, event: Event) -> list[Event]:
+    """A store of a state names a block that is published as the state of other tokens."""
+    chunks = []
+    for key, place, subs in event[4]:
+        if book.config.groups[key[0]].kind is Kind.MAMBA:
+            keys = cast("dict[int, Key]", book.core.key)
+            other = (b for b, k in keys.items() if k[0] == key[0] and k[1] != key[1])
+            subs = (*subs[:-1], next(other, subs[-1]))
+        chunks.append((key, place, subs))
+    return [(*event[:4], tuple(chunks))]
+
+
 def in_writing(book: Book, chunk: Chunk) -> Chunk:
     """Another chunk, which is being written."""
     return next(((k, e.place, chunk[2]) for k, e in book.tier.items() if e.state == "writing"), chunk)
@@ -289,6 +301,28 @@ CONDITIONS: dict[str, list[tuple[str, Factory, str]]] = {
         ("plain-offload", loading(lambda k, c: ((*c[0][:2], c[0][2] - 1), *c[1:])), "which is absent"),
         ("plain-offload", loading(in_writing), "which is writing"),
         ("plain-offload", loading(lambda k, c: (c[0], c[1] + 1, c[2])), "which is ready"),
+    ],
+    "relocates_only_exclusive_scratch": [
+        (
+            "composed",
+            editing("move", lambda k, e: [("adopt", other_request(k, e[1]), e[2], -1, e[5]), e]),
+            "key None",
+        ),
+    ],
+    "recurrent_store_by_hand_off": [
+        ("composed", editing("job", of_another_boundary), r"it is published as \(")
+    ],
+    "handed_table_serves": [
+        (
+            "composed",
+            editing("handoff", lambda k, e: [e if e[2] else (*e[:3], (0, *e[3][1:]))]),
+            r"columns \[0\] are missing, columns \[\] lie past",
+        ),
+        (
+            "composed",
+            editing("handoff", lambda k, e: [e if e[2] else (*e[:3], (*e[3], *(1,) * 9))]),
+            r"columns \[\] are missing, columns \[\d.*\] lie past",
+        ),
     ],
     "key_names_its_column": [
         ("plain", editing("publish", past_the_known), "."),
@@ -349,6 +383,34 @@ def test_a_rule_breaks(rule: str) -> None:
 def test_each_condition_of_a_rule_breaks_by_itself(rule: str, which: int) -> None:
     name, factory, said = CONDITIONS[rule][which]
     assert seen(rule, named(name), factory, said), f"nothing broke {rule} so that it says {said}"
+
+
+# -- books that cannot be ----------------------------------------------------------------------------------
+
+HELD = ("r1", 1)  # a request that runs, and holds blocks
+
+#: state rule, what is done to a right book, what the rule then says
+BOOKS: list[tuple[str, Callable[[Book], Any], str]] = [
+    ("references_match_tables", lambda book: book.requests.pop(HELD), "which is gone: lost"),
+    ("references_match_tables", lambda book: book.core.allocate(HELD, 1), "1 columns of .*, which has 2"),
+    ("references_match_tables", lambda book: book.requests[HELD].retained.append(9), "without a reference"),
+    ("references_match_tables", lambda book: book.requests[HELD].cols[0].append(9), "without a reference"),
+    ("free_queue_is_unheld", lambda book: book.free.append(book.free[0]), "lists a block twice"),
+    ("free_queue_is_unheld", lambda book: book.free.append(1), "is free and held by"),
+    ("free_queue_is_unheld", lambda book: book.free.pop(), "neither free nor held"),
+]
+
+
+@pytest.mark.parametrize("which", range(len(BOOKS)))
+def test_each_way_in_which_a_book_cannot_be_is_named(which: int) -> None:
+    name, spoil, said = BOOKS[which]
+    world = World(named("plain"), Reference)
+    for choice in (("arrive", "r1", "0", 5, 2), ("schedule",)):
+        world.choose(choice)
+    holds = BY_NAME[name].holds
+    assert holds and holds(world) is None
+    spoil(world.book)
+    assert re.search(said, holds(world) or "")
 
 
 # -- bytes that change behind everybody's back -------------------------------------------------------------

@@ -509,3 +509,11 @@ def test_what_is_written_after_the_reader_left_goes_nowhere() -> None:
         print("said", file=shown, flush=True)
         print("and more", file=shown, flush=True)
     assert shown.left  # type: ignore[attr-defined]
+
+
+def test_an_option_that_names_no_file_is_none() -> None:
+    """``impl.upstream matrix --record`` is a switch."""
+    parser = usage.OneLineParser(prog="matrix")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--json")
+    assert parser.parse_args(["--record", "--json", "found.json"]).record is True

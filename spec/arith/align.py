@@ -263,7 +263,8 @@ def stop_inside(start: int, end: int, stop: int) -> int:
 @domain(start=NATURAL, junction=NATURAL, block=POSITIVE)
 def junction_stop(start: int, junction: int, block: int) -> int:
     """Where a chunk stops for a prefix shared up to `junction`, counted in whole blocks *from the chunk's
-    start*.
+    start*.  Not modelled: with `enable_mamba_shared_prefix_checkpoint` and hashes finer than blocks, 0.33.0
+    stops at the prefix's end itself.
 
     Source: `v1/core/sched/scheduler.py::Scheduler._mamba_block_aligned_split` (`block_floored`).
     """

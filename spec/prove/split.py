@@ -410,7 +410,7 @@ THEOREM_17 = Theorem(
         ),
         Refutation(
             "an internal checkpoint whatever the chunk's start (0.33.0): it passes the boundary it starts "
-            "below",
+            "below; dense retention puts that block under a key",
             "historic",
             Claim(
                 "an exporting chunk stops at the boundary of a block that it starts inside",
@@ -429,7 +429,8 @@ THEOREM_17 = Theorem(
             ("h", "bs"),
         ),
         Refutation(
-            "a shared prefix counted in blocks from the chunk's start, with an internal checkpoint (0.33.0)",
+            "a shared prefix counted in blocks from the chunk's start, with an internal checkpoint (0.33.0 "
+            "without its option of a checkpoint at the shared prefix's end)",
             "historic",
             Claim(
                 "an exporting chunk that a shared prefix cuts ends on a boundary",
