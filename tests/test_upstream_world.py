@@ -184,6 +184,13 @@ def test_start_up_that_counts_the_copy_refuses_the_pool(latest: Release) -> None
     assert check.breaks_again(load("pool-one-more"), latest.changed("copies_counted"), run) is None
 
 
+def test_pool_and_connector_retain_alike(latest: Release) -> None:
+    """As every engine makes them: the default is 0, and the option sets both."""
+    for patches, tokens in (((), 0), (("dense_retention",), None)):
+        told = latest.child.new(load("chunk-hole"), patches)["geometry"]
+        assert (told["retention_tokens"], told["connector_retention_tokens"]) == (tokens, tokens)
+
+
 @pytest.mark.slow
 def test_whole_chunks_keep_contents_exact(latest: Release) -> None:
     """The repair of ``chunk-hole``: its run survives, and so do fresh walks."""
@@ -253,6 +260,11 @@ def test_change_of_a_workers_file_is_said_not_to_be_seen(
     with edited(runner, "class GPUModelRunner", "LATER = 1\n\n\nclass GPUModelRunner"):
         assert command.main(arguments) != 2
     assert "note: vllm/v1/worker/gpu/model_runner.py is not the release's" in capsys.readouterr().out
+    package = checkout / "vllm"
+    for path in ("v1/kv_offload/cpu/gpu_worker.py", "v1/worker/gpu/states.py"):  # of no program's chain
+        with edited(package / path, "import torch", "import torch\n\nLATER = 1"):
+            assert worker_order.changed_files(package, "0.33.0") == [path]
+    assert worker_order.changed_files(package, "0.33.0") == []
     with edited(runner, "kv_block_zeroer.zero_block_ids", "kv_block_zeroer.zero_later"):
         assert command.main(arguments) == 2
     said = capsys.readouterr().err
@@ -536,8 +548,8 @@ def test_worker_order_explains_itself(
 
 
 def test_findings_and_their_cases_are_in_the_document() -> None:
-    """Headings that ``check`` names exist; each row's repair is that of its finding, and its case is refuted,
-    or undetermined, as the text says."""
+    """Headings that ``check`` names exist; each row's repair is that of its finding, and its case is refuted
+    and holds when repaired."""
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-")
@@ -552,16 +564,15 @@ def test_findings_and_their_cases_are_in_the_document() -> None:
         assert record.FINDINGS[repair] == heading
         repaired = {"flush-order": "flush-repaired", "lookup-past-hashes": "lookup-repaired"}
         assert stored[name]["verdict"] == check.REFUTED
-        want = check.UNDETERMINED if name == "chunk-hole" else check.HOLDS
-        assert stored[repaired.get(name, f"{name}-repaired")]["verdict"] == want
+        assert stored[repaired.get(name, f"{name}-repaired")]["verdict"] == check.HOLDS
     assert "for the third: `flush-repaired`" in text and rows[2][2] == "flush-order"
 
 
 def test_repair_that_older_releases_do_not_take_is_said_so() -> None:
     text = " ".join((ROOT / "docs" / "upstream.md").read_text(encoding="utf-8").split())
-    assert "`chunk-hole-repaired` is refuted in 0.30.0 to 0.32.0: the repair does not help there" in text
+    assert "`chunk-hole-repaired` is refuted in 0.30.0: the repair does not help there" in text
     for release, rows in record.recorded().items():
-        want = check.UNDETERMINED if release == "0.33.0" else check.REFUTED
+        want = check.REFUTED if release == "0.30.0" else check.HOLDS
         assert rows["cases"]["chunk-hole-repaired"]["verdict"] == want
 
 
