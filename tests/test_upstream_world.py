@@ -403,9 +403,9 @@ def test_untouched_release_is_as_recorded(
     monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"],))
     assert command.main(["check", "--runs", "2"]) == 0
     said = capsys.readouterr().out
-    finding = "docs/findings.md#a-boundary-offered-before-its-step-has-run"
+    finding = "docs/findings.md#the-v2-runner-flushes-after-it-overwrites"
     assert f"hybrid-sync-pp: ready_chunk_exact refuted, as recorded, {finding}" in said
-    assert "--config hybrid-sync-pp --repair publish_computed_boundaries" in said
+    assert "--config hybrid-sync-pp --repair flush_before_overwriting" in said
     assert "verdict: refuted, as recorded" in said and "both values" not in said
     assert command.main(["check", "--runs", "2", "--config", "hybrid-sync-pp"]) == 0
     assert "both values" in capsys.readouterr().out
