@@ -400,14 +400,14 @@ def test_untouched_release_is_as_recorded(
 ) -> None:
     """Recorded refutations are no failure, and are drawn only if the case is named; without the record, or
     with one that lacks the rule, they are failures."""
-    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"],))
+    monkeypatch.setattr(cases, "CASES", (replace(BY_NAME["short-prompt"], default=True),))
     assert command.main(["check", "--runs", "2"]) == 0
     said = capsys.readouterr().out
-    finding = "docs/findings.md#the-v2-runner-flushes-after-it-overwrites"
-    assert f"hybrid-sync-pp: ready_chunk_exact refuted, as recorded, {finding}" in said
-    assert "--config hybrid-sync-pp --repair flush_before_overwriting" in said
+    finding = "docs/findings.md#a-one-token-prompt-beside-a-decode"
+    assert f"short-prompt: state_reads_exact refuted, as recorded, {finding}" in said
+    assert "--config short-prompt --repair padded_prompts_decode" in said
     assert "verdict: refuted, as recorded" in said and "both values" not in said
-    assert command.main(["check", "--runs", "2", "--config", "hybrid-sync-pp"]) == 0
+    assert command.main(["check", "--runs", "2", "--config", "short-prompt"]) == 0
     assert "both values" in capsys.readouterr().out
     named = ["check", "--runs", "2", "--config", "stages-sync"]
     assert command.main([*named, "--repair", "offers_still_held"]) == 1
@@ -425,14 +425,16 @@ def test_author_sees_only_what_is_new(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The recorded refutation is one line, the author's own is drawn; a repair of the author's is said."""
-    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"], BY_NAME["window-async"]))
+    monkeypatch.setattr(
+        cases, "CASES", (replace(BY_NAME["short-prompt"], default=True), BY_NAME["window-async"])
+    )
     manager = checkout / "vllm" / "v1" / "core" / "single_type_kv_cache_manager.py"
     right = "num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens"
     arguments = ["check", "--vllm", str(checkout), "--runs", "10"]
     with edited(manager, right, right + " + self.block_size"):
         assert command.main(arguments) == 1
     said = capsys.readouterr().out
-    assert "hybrid-sync-pp: ready_chunk_exact refuted, as recorded" in said
+    assert "short-prompt: state_reads_exact refuted, as recorded" in said
     assert "window-async: window_reads_exact refuted; not recorded" in said
     assert re.findall("consequence (.*) refuted in", said) == ["window_reads_exact"]
     monkeypatch.setattr(cases, "CASES", (replace(BY_NAME["double-reset"], default=True),))
