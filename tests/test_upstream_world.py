@@ -453,7 +453,7 @@ def test_functions_of_a_refutation_do_not_depend_on_the_hash_seed(tmp_path: Path
     seen = []
     for number in ("1", "2"):
         target = tmp_path / f"{number}.json"
-        arguments = ["check", "--config", "hybrid-sync-pp", "--runs", "1", "--json", str(target)]
+        arguments = ["check", "--config", "short-prompt", "--runs", "1", "--json", str(target)]
         subprocess.run(
             [sys.executable, "-m", "impl.upstream", *arguments],
             env={**os.environ, "PYTHONHASHSEED": number},
@@ -461,8 +461,8 @@ def test_functions_of_a_refutation_do_not_depend_on_the_hash_seed(tmp_path: Path
             capture_output=True,
             check=True,
         )
-        found = json.loads(target.read_text())["cases"]["hybrid-sync-pp"]["refuted"]["ready_chunk_exact"]
-        assert any(line.startswith("Begin: ") for line in found["functions"])
+        found = json.loads(target.read_text())["cases"]["short-prompt"]["refuted"]["state_reads_exact"]
+        assert any(line.startswith("PostProcess: ") for line in found["functions"])
         seen.append(found["functions"])
     assert seen[0] == seen[1]
 
