@@ -108,7 +108,7 @@ def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
                 f"workers are simulated: {drift}; name cases of another runner with --config"
             ) from None
     for path in worker_order.changed_files(package, tree.release):
-        print(f"note: vllm/{path} is not the release's; workers are simulated, so that change is not run")
+        print(f"note: vllm/{path} is not the release's; what it changes in the simulated workers is not run")
     return use
 
 

@@ -607,7 +607,8 @@ SIMULATED = (
     "distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
     "model_executor/layers/mamba",
 )
-"""What runs on workers: no file or folder here is executed by a check, whatever programs cite of it."""
+"""What runs on workers, whatever programs cite of it.  A check executes nothing of it but the scheduler's
+half of ``offloading_connector.py``, which hands questions on."""
 
 
 def file_digests(package: Path) -> dict[str, str]:
