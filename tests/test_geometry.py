@@ -449,3 +449,10 @@ def test_no_small_deployment_has_a_statement_that_is_not_confirmed() -> None:
         for offload in (False, True):
             report = geometry.report(of(first, second, hash_block_tokens=1, offload=offload))
             assert report.confirmed, geometry.render(report)
+
+
+def test_the_smallest_prefix_is_found_where_the_first_request_ended_a_little_later() -> None:
+    """The drafter re-reads three tokens: what lies behind a hit is registered that much later."""
+    for more, smallest in (({}, 1), ({"hash_lookahead_tokens": 1}, 2)):
+        deployment = of(full(1), hash_block_tokens=1, drafts=4, draft_modules=3, **more)
+        assert never.Prefix(deployment, "local").smallest_tokens == smallest

@@ -184,6 +184,13 @@ def test_start_up_that_counts_the_copy_refuses_the_pool(latest: Release) -> None
     assert check.breaks_again(load("pool-one-more"), latest.changed("copies_counted"), run) is None
 
 
+def test_pool_and_connector_retain_alike(latest: Release) -> None:
+    """As every engine makes them: the default is 0, and the option sets both."""
+    for patches, tokens in (((), 0), (("dense_retention",), None)):
+        told = latest.child.new(load("chunk-hole"), patches)["geometry"]
+        assert (told["retention_tokens"], told["connector_retention_tokens"]) == (tokens, tokens)
+
+
 @pytest.mark.slow
 def test_whole_chunks_keep_contents_exact(latest: Release) -> None:
     """The repair of ``chunk-hole``: its run survives, and so do fresh walks."""
@@ -253,6 +260,11 @@ def test_change_of_a_workers_file_is_said_not_to_be_seen(
     with edited(runner, "class GPUModelRunner", "LATER = 1\n\n\nclass GPUModelRunner"):
         assert command.main(arguments) != 2
     assert "note: vllm/v1/worker/gpu/model_runner.py is not the release's" in capsys.readouterr().out
+    package = checkout / "vllm"
+    for path in ("v1/kv_offload/cpu/gpu_worker.py", "v1/worker/gpu/states.py"):  # of no program's chain
+        with edited(package / path, "import torch", "import torch\n\nLATER = 1"):
+            assert worker_order.changed_files(package, "0.33.0") == [path]
+    assert worker_order.changed_files(package, "0.33.0") == []
     with edited(runner, "kv_block_zeroer.zero_block_ids", "kv_block_zeroer.zero_later"):
         assert command.main(arguments) == 2
     said = capsys.readouterr().err
@@ -341,14 +353,23 @@ def test_a_further_rule_of_an_older_release_is_no_failure_of_an_edited_copy() ->
     assert any(": b refuted" in text for text, _ in matrix.differences(made, stored))
 
 
-def test_a_releases_own_recorded_runs_are_tried_whatever_their_prompts() -> None:
-    """One of 0.30.0 was reduced below the case's shortest prompt; other releases are not given it."""
+def test_a_releases_own_recorded_runs_are_tried_whatever_their_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run may have been reduced below its case's shortest prompt; other releases are not given it."""
     case = BY_NAME["hybrid-async-offload"]
-    shortest = {
-        release: min(c[3] for run in record.known(case, release) for c in run if c[0] == "arrive")
-        for release in ("0.30.0", "0.33.0")
+
+    def rows(prompt: int) -> Plain:
+        run = {"choices": [f"arrive r1 prompt={prompt} outputs=1", "quiet"]}
+        return {"cases": {case.name: {"refuted": {"state_reads_exact": run}}}}
+
+    stored = {"0.30.0": rows(1), "0.33.0": rows(case.limits.shortest_prompt)}
+    monkeypatch.setattr(record, "recorded", lambda: stored)
+    prompts = {
+        release: [c[3] for run in record.known(case, release) for c in run if c[0] == "arrive"]
+        for release in stored
     }
-    assert shortest == {"0.30.0": 1, "0.33.0": case.limits.shortest_prompt}
+    assert prompts == {"0.30.0": [1, 2], "0.33.0": [2]}
 
 
 def test_a_recorded_refutation_is_explained_where_its_repair_is() -> None:
@@ -379,14 +400,14 @@ def test_untouched_release_is_as_recorded(
 ) -> None:
     """Recorded refutations are no failure, and are drawn only if the case is named; without the record, or
     with one that lacks the rule, they are failures."""
-    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"],))
+    monkeypatch.setattr(cases, "CASES", (replace(BY_NAME["short-prompt"], default=True),))
     assert command.main(["check", "--runs", "2"]) == 0
     said = capsys.readouterr().out
-    finding = "docs/findings.md#a-boundary-offered-before-its-step-has-run"
-    assert f"hybrid-sync-pp: ready_chunk_exact refuted, as recorded, {finding}" in said
-    assert "--config hybrid-sync-pp --repair publish_computed_boundaries" in said
+    finding = "docs/findings.md#a-one-token-prompt-beside-a-decode"
+    assert f"short-prompt: state_reads_exact refuted, as recorded, {finding}" in said
+    assert "--config short-prompt --repair padded_prompts_decode" in said
     assert "verdict: refuted, as recorded" in said and "both values" not in said
-    assert command.main(["check", "--runs", "2", "--config", "hybrid-sync-pp"]) == 0
+    assert command.main(["check", "--runs", "2", "--config", "short-prompt"]) == 0
     assert "both values" in capsys.readouterr().out
     named = ["check", "--runs", "2", "--config", "stages-sync"]
     assert command.main([*named, "--repair", "offers_still_held"]) == 1
@@ -404,14 +425,16 @@ def test_author_sees_only_what_is_new(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The recorded refutation is one line, the author's own is drawn; a repair of the author's is said."""
-    monkeypatch.setattr(cases, "CASES", (BY_NAME["hybrid-sync-pp"], BY_NAME["window-async"]))
+    monkeypatch.setattr(
+        cases, "CASES", (replace(BY_NAME["short-prompt"], default=True), BY_NAME["window-async"])
+    )
     manager = checkout / "vllm" / "v1" / "core" / "single_type_kv_cache_manager.py"
     right = "num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens"
     arguments = ["check", "--vllm", str(checkout), "--runs", "10"]
     with edited(manager, right, right + " + self.block_size"):
         assert command.main(arguments) == 1
     said = capsys.readouterr().out
-    assert "hybrid-sync-pp: ready_chunk_exact refuted, as recorded" in said
+    assert "short-prompt: state_reads_exact refuted, as recorded" in said
     assert "window-async: window_reads_exact refuted; not recorded" in said
     assert re.findall("consequence (.*) refuted in", said) == ["window_reads_exact"]
     monkeypatch.setattr(cases, "CASES", (replace(BY_NAME["double-reset"], default=True),))
@@ -430,7 +453,7 @@ def test_functions_of_a_refutation_do_not_depend_on_the_hash_seed(tmp_path: Path
     seen = []
     for number in ("1", "2"):
         target = tmp_path / f"{number}.json"
-        arguments = ["check", "--config", "hybrid-sync-pp", "--runs", "1", "--json", str(target)]
+        arguments = ["check", "--config", "short-prompt", "--runs", "1", "--json", str(target)]
         subprocess.run(
             [sys.executable, "-m", "impl.upstream", *arguments],
             env={**os.environ, "PYTHONHASHSEED": number},
@@ -438,8 +461,8 @@ def test_functions_of_a_refutation_do_not_depend_on_the_hash_seed(tmp_path: Path
             capture_output=True,
             check=True,
         )
-        found = json.loads(target.read_text())["cases"]["hybrid-sync-pp"]["refuted"]["ready_chunk_exact"]
-        assert any(line.startswith("Begin: ") for line in found["functions"])
+        found = json.loads(target.read_text())["cases"]["short-prompt"]["refuted"]["state_reads_exact"]
+        assert any(line.startswith("PostProcess: ") for line in found["functions"])
         seen.append(found["functions"])
     assert seen[0] == seen[1]
 
@@ -536,8 +559,8 @@ def test_worker_order_explains_itself(
 
 
 def test_findings_and_their_cases_are_in_the_document() -> None:
-    """Headings that ``check`` names exist; each row's repair is that of its finding, and its case is refuted,
-    or undetermined, as the text says."""
+    """Headings that ``check`` names exist; each row's repair is that of its finding, and its case is refuted
+    and holds when repaired."""
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-")
@@ -552,16 +575,15 @@ def test_findings_and_their_cases_are_in_the_document() -> None:
         assert record.FINDINGS[repair] == heading
         repaired = {"flush-order": "flush-repaired", "lookup-past-hashes": "lookup-repaired"}
         assert stored[name]["verdict"] == check.REFUTED
-        want = check.UNDETERMINED if name == "chunk-hole" else check.HOLDS
-        assert stored[repaired.get(name, f"{name}-repaired")]["verdict"] == want
+        assert stored[repaired.get(name, f"{name}-repaired")]["verdict"] == check.HOLDS
     assert "for the third: `flush-repaired`" in text and rows[2][2] == "flush-order"
 
 
 def test_repair_that_older_releases_do_not_take_is_said_so() -> None:
     text = " ".join((ROOT / "docs" / "upstream.md").read_text(encoding="utf-8").split())
-    assert "`chunk-hole-repaired` is refuted in 0.30.0 to 0.32.0: the repair does not help there" in text
+    assert "`chunk-hole-repaired` is refuted in 0.30.0: the repair does not help there" in text
     for release, rows in record.recorded().items():
-        want = check.UNDETERMINED if release == "0.33.0" else check.REFUTED
+        want = check.REFUTED if release == "0.30.0" else check.HOLDS
         assert rows["cases"]["chunk-hole-repaired"]["verdict"] == want
 
 

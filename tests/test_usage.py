@@ -118,7 +118,10 @@ def test_an_unknown_fault_is_told_in_the_same_words(
     assert err.startswith(f"{name}: no fault named 'nobody'; ") and err.endswith(" shows all\n")
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_JSON if name not in ("spec.trace", "spec.faults")])
+WITHOUT_LIST = ("spec.trace", "spec.faults", "spec.prove.mutants")
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_JSON if name not in WITHOUT_LIST])
 def test_a_list_is_no_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for target in ("-", str(tmp_path / "list.json")):
         assert code_of(name, ["--list", "--json", target]) == 2

@@ -99,7 +99,6 @@ def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
     use = prepared_tree(tree)
     print(f"{given.vllm} has the signatures of vllm {tree.release}")
     package = package_of(tree.directory)
-    changed = set()
     for runner in sorted(runners):
         try:
             worker_order.verify_runner(package, tree.release, runner)
@@ -108,9 +107,8 @@ def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
                 f"the {runner} runner of {given.vllm} is not that of vllm {tree.release}, in whose order "
                 f"workers are simulated: {drift}; name cases of another runner with --config"
             ) from None
-        changed.update(worker_order.changed_files(package, tree.release, runner))
-    for path in sorted(changed):
-        print(f"note: vllm/{path} is not the release's; workers are simulated, so that change is not seen")
+    for path in worker_order.changed_files(package, tree.release):
+        print(f"note: vllm/{path} is not the release's; what it changes in the simulated workers is not run")
     return use
 
 

@@ -180,7 +180,7 @@ def _spec(group: Group, config: Config) -> Any:
             )
 
 
-def _cache_config(config: Config) -> Any:
+def _cache_config(config: Config, made: Any) -> Any:
     from vllm.v1 import kv_cache_interface as kv
 
     groups = [
@@ -197,7 +197,13 @@ def _cache_config(config: Config) -> Any:
     tensor = accepted(
         kv.KVCacheTensor, size=size, layers=layers, layer_stride=_BLOCK_BYTES, block_stride=_BLOCK_BYTES
     )
-    return kv.KVCacheConfig(num_blocks=config.pool_blocks, kv_cache_tensors=[tensor], kv_cache_groups=groups)
+    return kv.KVCacheConfig(
+        num_blocks=config.pool_blocks,
+        kv_cache_tensors=[tensor],
+        kv_cache_groups=groups,
+        # The pool goes by this one, the offloading connector by that of the engine's configuration.
+        prefix_cache_retention_interval=made.cache_config.prefix_cache_retention_interval,
+    )
 
 
 _MODEL_CONFIG: dict[int, Any] = {}
@@ -313,7 +319,7 @@ def build(config: Config) -> Built:
         register_all_kvcache_specs(made)
         kv_cache_utils.init_none_hash(hash_function)
         _ONCE.add("registered")
-    cache = _cache_config(config)
+    cache = _cache_config(config, made)
     # The check that the engine makes at start-up: the pool holds one request of the greatest length.
     specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
     needed_blocks = 1 + sum(-(-spec.max_memory_usage_bytes(made) // spec.page_size_bytes) for spec in specs)
@@ -371,6 +377,10 @@ def build(config: Config) -> Built:
         "defer_block_free": bool(getattr(scheduler, "defer_block_free", False)),
         "zeroing": bool(scheduler.needs_kv_cache_zeroing),
         "tier_chunks": config.tier_chunks if config.offload else 0,
+        "retention_tokens": coordinator.retention_interval,
+        "connector_retention_tokens": (
+            connector.connector_scheduler.config.retention_interval if config.offload else None
+        ),
         "scheduler": type(scheduler).__name__,
     }
     aggregator = KVOutputAggregator(config.ranks) if config.offload else None

@@ -5,8 +5,8 @@ or from here: it would end every run of a broader one.  ``repairs`` names what i
 option, in a case so that something else can be seen (:mod:`impl.upstream.patches`, and the worker's in
 :mod:`impl.upstream.workers`).
 
-Prefix-cache retention: the releases' default (0) is kept in every case.  Window and state groups then keep
-only what ends at a prompt's replay boundary or at a junction; dense retention is an option of theirs.
+Prefix-cache retention: the releases' default (0), in pool and connector.  Window and state groups then keep
+only what ends at a prompt's replay boundary or at a junction.  Cases with ``dense_retention`` set it to None.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ TWO = Limits(shortest_prompt=2)
 FLUSH, PUBLISH, OFFER = "flush_before_overwriting", "publish_computed_boundaries", "offers_still_held"
 # Synchronous scheduling with stages and drafts goes wrong at once (stages-sync): repaired to see further.
 CADENCE, RESERVE = "decode_cadence", "reserve_keeps_progress"
+AHEAD, DENSE = "boundaries_within_hashes", "dense_retention"
 
 HOLE = (
-    "arrive r1 family=1 prompt=13 outputs=1", "schedule", "work", "schedule", "drain",
-    "arrive r1 family=1 prompt=9 outputs=1", "schedule", "work", "reset local",
-    "arrive r2 prompt=5 outputs=1", "quiet",
+    "arrive r1 family=1 prompt=9 outputs=1", "quiet", "arrive r2 family=2 prompt=13 outputs=1", "quiet",
+    "arrive r1 family=1 prompt=9 outputs=1", "quiet", "reset local", "arrive r2 family=1 prompt=5 outputs=1",
+    "quiet",
 )  # fmt: skip
 LEFT_OUT = (
     "arrive r1 prompt=1 outputs=5", "arrive r2 prompt=15 outputs=1", "arrive r3 prompt=1 outputs=5",
@@ -70,6 +71,9 @@ ONE_PAST = (
 DROPPED = (
     "arrive r1 family=3 prompt=14 outputs=1", "schedule", "work", "arrive r2 family=3 prompt=14 outputs=1",
     "schedule", "drain", "reset local", "schedule",
+)  # fmt: skip
+UNHASHED = (
+    "arrive r1 family=1 prompt=17 outputs=1", "quiet", "arrive r2 family=1 prompt=17 outputs=1", "quiet",
 )  # fmt: skip
 
 CASES: tuple[Case, ...] = (
@@ -88,6 +92,10 @@ CASES: tuple[Case, ...] = (
     Case("hybrid-sync-pp", "hybrid-sync-pp", "the same, sync, three stages; its cadence repaired", True, TWO,
          (CADENCE,)),
     Case("drafts", "drafts", "one attention group with drafts, async, a pool that preempts", True),
+    Case("three-kinds-tight", "three-kinds-tight", "a window beside states: a hit takes rounds", True, TWO),
+    Case("window-drop", "window-drop", "a window that drops its tail, no offload", True),
+    Case("window-tiny-tier", "window-tiny-tier", "a window, and a host tier that refuses stores", True),
+    Case("async-tight", "async-tight", "async, two stages: preemption with steps in flight", True, TWO),
     Case("v1", "v1", "the v1 runner: attention and states, sync", True, TWO),
     Case("v1-offload", "v1-offload", "the v1 runner with offload", True, TWO),
     # Cases of their own.
@@ -102,16 +110,17 @@ CASES: tuple[Case, ...] = (
     Case("short-prompt", "hybrid-even", "a prompt of one token beside a decode"),
     Case("short-prompt-repaired", "hybrid-even", "the same, repaired", repairs=("padded_prompts_decode",)),
     Case("flush-order", "mamba-offload", "flush after zeroing and pre-copy; boundaries repaired",
-         limits=TWO, repairs=(OFFER,)),
+         limits=TWO, repairs=(OFFER,), runs=260),
     Case("flush-repaired", "mamba-offload", "flush and boundaries repaired", limits=TWO,
          repairs=(FLUSH, OFFER), runs=60, choices=300),  # both requests at full length are rare: long walks
-    Case("reused-offer", "reused-offer", "a boundary block reused in the pass that offers it; flush repaired",
-         limits=TWO, repairs=(FLUSH,), runs=90),
-    Case("reused-offer-repaired", "reused-offer", "repaired", limits=TWO, repairs=(FLUSH, OFFER), runs=90),
-    Case("early-boundary", "hybrid-sync-pp", "boundaries offered before their step has run; flush repaired",
-         limits=TWO, repairs=(CADENCE, FLUSH, OFFER)),
+    Case("reused-offer", "reused-offer", "dense retention: a boundary block reused in its own pass",
+         limits=TWO, repairs=(DENSE, FLUSH), runs=90),
+    Case("reused-offer-repaired", "reused-offer", "repaired", limits=TWO,
+         repairs=(DENSE, FLUSH, OFFER), runs=90),
+    Case("early-boundary", "hybrid-sync-pp", "dense retention: boundaries offered before their step has run",
+         limits=TWO, repairs=(DENSE, CADENCE, FLUSH, OFFER)),
     Case("early-boundary-repaired", "hybrid-sync-pp", "the same, repaired", limits=TWO,
-         repairs=(CADENCE, FLUSH, OFFER, PUBLISH)),
+         repairs=(DENSE, CADENCE, FLUSH, OFFER, PUBLISH)),
     Case("mtp-stall", "mtp-stall", "a multi-module drafter's reserve after the aligned split", limits=TWO),
     Case("mtp-stall-repaired", "mtp-stall", "repaired", limits=TWO, repairs=(RESERVE,)),
     Case("late-tail", "late-tail", "a state inside a block published late; the stall repaired", limits=TWO,
@@ -121,14 +130,19 @@ CASES: tuple[Case, ...] = (
     Case("pool-one-short", "pool-one-short", "the smallest pool that start-up accepts: no room to copy"),
     Case("pool-one-short-repaired", "pool-one-more", "start-up counts the copy", repairs=("copies_counted",)),
     Case("lookup-past-hashes", "lookup-past-hashes", "lookahead hashes without a full-attention group"),
-    Case("lookup-repaired", "lookup-past-hashes", "the same, repaired", repairs=("lookup_within_hashes",)),
+    Case("lookup-repaired", "lookup-past-hashes", "the same, repaired; a resend's boundary, too",
+         repairs=("lookup_within_hashes", AHEAD)),
+    Case("lookahead-boundary", "lookahead-boundary", "a window kept where a resend has no hash yet",
+         run=UNHASHED),
+    Case("lookahead-boundary-repaired", "lookahead-boundary", "the same, repaired", repairs=(AHEAD,),
+         run=UNHASHED),
     Case("double-reset", "attention", "resets of the host tier", limits=Limits(resets_tier=True)),
     Case("double-reset-repaired", "attention", "the same, repaired", limits=Limits(resets_tier=True),
          repairs=("second_reset_adds",)),
     Case("dense-windows", "window-offload-coarse", "dense retention: a finished request's last segment",
-         repairs=("dense_retention",)),
+         repairs=(DENSE,)),
     Case("dense-windows-repaired", "window-offload-coarse", "the same, repaired",
-         repairs=("dense_retention", "stale_windows_rescanned")),
+         repairs=(DENSE, "stale_windows_rescanned")),
     Case("chunk-hole", "chunk-hole", "chunks of two blocks: one is stored with a block missing", run=HOLE),
     Case("chunk-hole-repaired", "chunk-hole", "the same, repaired",
          repairs=("chunks_without_holes",), run=HOLE),

@@ -27,9 +27,9 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ``back``     ``name``                              -: continue from such a copy, which stays
 ============ ===================================== ===================================================
 
-Any exception inside vLLM is an answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler is
-then half updated and only ``new`` and ``back`` are answered.  A question that makes no sense is answered with
-``error``.
+Any exception inside vLLM is an answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler
+is then half updated and only ``new`` and ``back`` are answered.  A question that makes no sense is answered
+with ``error``.
 
 Order of the engine (``v1/engine/core.py::EngineCore.step_with_batch_queue``): outputs are processed in the
 order of their steps; at most ``concurrent_steps`` are in flight.  The caller keeps to that; ``schedule``

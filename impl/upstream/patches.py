@@ -368,6 +368,37 @@ def single_group_looks_past() -> Undo:
     return _replace(UnitaryKVCacheCoordinator, "find_longest_cache_hit", made)
 
 
+def boundaries_within_hashes() -> Undo:
+    """Windows are also kept where a resend can resume with hashes that look ahead: the last tokens of a
+    prompt have none yet.
+    """
+    from vllm.v1.core import kv_cache_coordinator
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
+
+    coordinators: Any = kv_cache_coordinator
+    if not hasattr(coordinators, "replay_boundaries"):  # 0.30.0 and 0.31.0
+        return lambda: None
+    asked = coordinators.replay_boundaries
+
+    def made(original: Any) -> Any:
+        def cache(self: Any, *given: Any, **named: Any) -> Any:
+            ahead = max(getattr(self.block_pool, "num_hash_lookahead_tokens", 0) - 1, 0)  # since 0.33.0
+
+            def boundaries(prompt_tokens: int, *rest: Any, **more: Any) -> tuple[int, ...]:
+                both = (prompt_tokens, max(prompt_tokens - ahead, 1))
+                return tuple(sorted({at for tokens in both for at in asked(tokens, *rest, **more)}))
+
+            coordinators.replay_boundaries = boundaries
+            try:
+                return original(self, *given, **named)
+            finally:
+                coordinators.replay_boundaries = asked
+
+        return cache
+
+    return _replace(KVCacheCoordinator, "cache_blocks", made)
+
+
 # ---- options
 
 
@@ -409,6 +440,7 @@ REPAIRS = {
         stores_at_dropped_boundary,
         window_looked_up_exactly,
         single_group_looks_past,
+        boundaries_within_hashes,
         second_reset_adds,
     )
 }

@@ -42,6 +42,7 @@ FINDINGS = {
     "stores_at_dropped_boundary": "windows-kept-where-no-resend-resumes",
     "window_looked_up_exactly": "a-window-one-token-past-whole-chunks",
     "single_group_looks_past": "one-group-drops-two-blocks",
+    "boundaries_within_hashes": "a-window-kept-where-a-resend-has-no-hash",
     "decode_cadence": "open-upstream-and-found-again",
     "split_by_state_block": "open-upstream-and-found-again",
 }

@@ -597,31 +597,47 @@ def verify_runner(package: Path, release: str, runner: str) -> None:
         verify(package, operations)
 
 
-def file_digests(package: Path, release: str, runner: str) -> dict[str, str]:
-    """A digest of each file that a runner's programs and facts are read from; blank lines and comments do not
-    count."""
-    paths = {call[0] for operations in programs(release, runner) for one in operations for call in one.chain}
-    paths |= {where.partition("::")[0] for where in facts(release, runner).where.values()}
+SIMULATED = (
+    "v1/worker",
+    "v1/attention/backends",
+    "v1/kv_offload/cpu/gpu_worker.py",
+    "v1/kv_offload/cpu/swap_blocks_triton.py",
+    "v1/kv_offload/cpu/shared_offload_region.py",
+    "distributed/kv_transfer/kv_connector/v1/offloading/worker.py",
+    "distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
+    "model_executor/layers/mamba",
+)
+"""What runs on workers, whatever programs cite of it.  A check executes nothing of it but the scheduler's
+half of ``offloading_connector.py``, which hands questions on."""
+
+
+def file_digests(package: Path) -> dict[str, str]:
+    """A digest of each file that runs on workers; blank lines and comments do not count."""
+    found = (
+        path
+        for place in SIMULATED
+        for path in ([package / place] if place.endswith(".py") else sorted((package / place).rglob("*.py")))
+    )
     result = {}
-    for path in sorted(paths):
-        source = (package / path).read_text(encoding="utf-8") if (package / path).exists() else ""
+    for path in found:
+        source = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         code = [line.strip() for line in source.splitlines()]
         text = "\n".join(line for line in code if line and not line.startswith("#"))
-        result[path] = hashlib.sha256(text.encode()).hexdigest()[:12]
+        result[path.relative_to(package).as_posix()] = hashlib.sha256(text.encode()).hexdigest()[:12]
     return result
 
 
-def changed_files(package: Path, release: str, runner: str) -> list[str]:
-    """Files of a tree that a runner is simulated from and that are not the release's."""
-    recorded = json.loads(FILES.read_text(encoding="utf-8"))[release][runner]
-    have = file_digests(package, release, runner)
-    return [path for path, digest in have.items() if recorded.get(path) != digest]
+def changed_files(package: Path, release: str) -> list[str]:
+    """Files that run on workers and are not the release's: changed, new or gone."""
+    recorded = json.loads(FILES.read_text(encoding="utf-8"))[release]
+    have = file_digests(package)
+    return sorted(path for path in recorded.keys() | have.keys() if recorded.get(path) != have.get(path))
 
 
 def record(release: str, package: Path) -> None:
     """Record (or replace) the digests of a release's files."""
     known = json.loads(FILES.read_text(encoding="utf-8")) if FILES.exists() else {}
-    known[release] = {runner: file_digests(package, release, runner) for runner in ("v1", "v2")}
+    known[release] = file_digests(package)
     write_whole(FILES, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
