@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from impl.upstream import worker_order
 from impl.upstream.worker_order import Does, Facts, Operation
 from spec.arith import align
+from spec.chains import EMPTY
 from spec.config import Config, Kind
 from spec.ops import (
     BatchRow,
@@ -398,11 +399,24 @@ class SetComputed(Op):
             rank.memory.computed[row] = tokens
 
 
+@dataclass(slots=True)
+class HostTokens(Op):
+    """Rows are fed with tokens and drafts that the host has by request (``InputBatch.token_ids_cpu``)."""
+
+    rows: tuple[tuple[int, UserId, int], ...]  # (row, request, its tokens by then)
+
+    def run(self, world: World, rank: Rank) -> None:
+        for row, uid, known in self.rows:
+            line = world.clients[uid].line
+            rank.memory.last[row] = rank.memory.drafted[row] = line[known] if known < len(line) else EMPTY
+
+
 class V1(Worker):
     """The v1 runner (``v1/worker/gpu_model_runner.py``): batch rows are dense, and move.
 
     A row that its request leaves, for good or because a step left it out, loses the accepted count; the
-    running column is kept by request.
+    running column is kept by request.  What a row is fed with comes from the host, but for a request that was
+    in the last step of an asynchronous engine (``_prepare_input_ids``).
     """
 
     def __init__(
@@ -414,6 +428,7 @@ class V1(Worker):
         self.columns: dict[UserId, int] = {}  # running column of its last step
         self.last_rows: dict[UserId, int] = {}  # rows of the last step that computed something
         self.last_step = 0
+        self.fed_by_device: set[UserId] = set()  # requests of the last step that computed something
         self.aside: dict[UserId, int] = {}  # repaired: accepted counts of requests that a step leaves out
 
     def decodes(self, row: Row) -> bool:
@@ -469,6 +484,10 @@ class V1(Worker):
                     rows = sorted(message.rows, key=lambda row: self.lives[row.uid].slot)
                 case Does.COMMIT_ROWS:
                     made += self.gather(rows)
+                    ahead = self.fed_by_device if self.config.async_scheduling else set()
+                    host = [row for row in rows if row.uid not in ahead]
+                    made.append(("main", HostTokens(tuple(map(self.tokens, host)))))
+                    self.fed_by_device = {row.uid for row in rows}
                     if not self.config.async_scheduling:
                         counts = tuple((self.lives[row.uid].slot, row.computed) for row in rows)
                         made.append(("main", SetComputed(counts)))
@@ -500,6 +519,10 @@ class V1(Worker):
                 ):
                     made += self.transfer(operation.does, message)
         return made
+
+    def tokens(self, row: Row) -> tuple[int, UserId, int]:
+        """What the host feeds the row with."""
+        return self.lives[row.uid].slot, row.uid, row.computed + row.tokens - row.drafts
 
     def leave(self, uid: UserId) -> Program:
         """A request leaves its row; the gap is filled later."""
