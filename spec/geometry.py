@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spec import arith, config, gaps, lookup, never
+from spec import arith, config, gaps, lookup, never, pairs, twins
 from spec.config import Config, ConfigError, Group, Kind
 from spec.outputs import check_target, set_aside, write_json
+from spec.prefix import Prefix, Tier, hit_tokens, horizon_tokens
 from spec.usage import JSON_HELP, OneLineParser, command
 
 SAMPLES = (100, 1_000, 4_000, 16_000, 64_000)
@@ -61,7 +62,7 @@ class Statement:
     """A never and what brute force said about it."""
 
     about: never.Never
-    confirmation: never.Confirmation
+    confirmation: pairs.Confirmation
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,13 @@ class Report:
     samples: tuple[Sample, ...]
     twin: Config
     statements: tuple[Statement, ...]
-    loads: never.Loads
+    loads: pairs.Loads
     gaps: tuple[gaps.Gap, ...]
 
     @property
     def exhaustive(self) -> bool:
         """Whether every pair of requests of the twin was tried; else a confirmation is a sample's."""
-        return never.exhaustive(self.twin)
+        return pairs.exhaustive(self.twin)
 
     @property
     def confirmed(self) -> bool:
@@ -95,13 +96,13 @@ class Report:
 
 def report(deployment: Config) -> Report:
     """Work everything out; the brute force takes seconds at most."""
-    twin = never.scaled(deployment)
-    about = never.nevers(deployment, twin)
-    confirmations = never.confirm(never.on_twin(about, twin), twin)
+    twin = twins.scaled(deployment)
+    about = pairs.with_remedies(never.nevers(deployment), deployment, twin)
+    confirmations = pairs.confirm(never.on_twin(about, twin), twin)
     tiers = [
         tier for tier, on in (("local", deployment.prefix_caching), ("offload", deployment.offload)) if on
     ]
-    smallest = {tier: never.Prefix(deployment, tier).smallest_tokens for tier in tiers}  # type: ignore[arg-type]
+    smallest = {tier: Prefix(deployment, tier).smallest_tokens for tier in tiers}  # type: ignore[arg-type]
     return Report(
         deployment,
         lookup.local_alignment_tokens(deployment),
@@ -113,7 +114,7 @@ def report(deployment: Config) -> Report:
         tuple(_sample(deployment, shared) for shared in SAMPLES),
         twin,
         tuple(Statement(s, c) for s, c in zip(about, confirmations, strict=True)),
-        never.check_loads(twin),
+        pairs.check_loads(twin),
         tuple(gaps.gaps(deployment)),
     )
 
@@ -172,9 +173,9 @@ def _kept(deployment: Config, group: Group) -> tuple[int | None, int | None]:
 def _sample(deployment: Config, shared: int) -> Sample:
     """What a prompt reuses that differs after ``shared`` tokens from one twice as long."""
 
-    def reused(tier: never.Tier, states: lookup.States) -> int:
+    def reused(tier: Tier, states: lookup.States) -> int:
         left = lookup.left_by(deployment, 2 * shared, 2 * shared, states)
-        return never.hit_tokens(deployment, tier, left, shared, shared + 1)
+        return hit_tokens(deployment, tier, left, shared, shared + 1)
 
     local, offload = deployment.prefix_caching, deployment.offload
     mamba = any(group.kind is Kind.MAMBA for group in deployment.groups)
@@ -197,10 +198,10 @@ def render(r: Report) -> str:
     lines += _facts(r) + [""] + _retention_lines(c) + [""]
     lines += _table(*_group_table(r)) + [""] + _sample_lines(r) + [""]
     lines += ["hits that never happen"]
-    horizon = never.horizon_tokens(r.twin)
+    horizon = horizon_tokens(r.twin)
     bound = f"every pair of requests up to {horizon} tokens, and with any one entry evicted"
     if not r.exhaustive:
-        some = len(never.lengths(r.twin, horizon))
+        some = len(pairs.lengths(r.twin, horizon))
         bound = f"{some} of the {horizon} lengths of requests up to {horizon} tokens, too many for all"
     lines += [f"  (tried: {bound},", f"  on a twin with {_sizes(r.twin)})"]
     for statement in r.statements:
@@ -345,7 +346,7 @@ def _statement_lines(s: Statement) -> list[str]:
     return [*lines, f"      checked  {verdict}"]
 
 
-def _loads_line(loads: never.Loads) -> str:
+def _loads_line(loads: pairs.Loads) -> str:
     if loads.wrong is None:
         return (
             f"{loads.admitted} hits in the twin: all that their loads name is there, and of the hit's tokens"
@@ -370,7 +371,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "groups": [asdict(group) for group in r.groups],
         "samples": [asdict(sample) for sample in r.samples],
         "twin": config.dump(r.twin),
-        "horizon_tokens": never.horizon_tokens(r.twin),
+        "horizon_tokens": horizon_tokens(r.twin),
         "exhaustive": r.exhaustive,
         "nevers": [
             {

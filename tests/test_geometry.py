@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from spec import config, gaps, geometry, lookup, never
+from spec import config, gaps, geometry, lookup, never, pairs, twins
 from spec.config import Config, Group, Kind
-from spec.never import Case, Never
+from spec.never import Never
+from spec.prefix import Case, Prefix, horizon_tokens
 
 ROOT = Path(__file__).parents[1]
 MODELS = [name for name, path in config.shipped().items() if path.parent.name == "models"]
@@ -110,7 +111,7 @@ def test_computed_block_sizes(state_elements: int, state_bytes: int, token_bytes
 def test_the_scaled_twin_keeps_the_relations(name: str) -> None:
     """What extra tokens cost, what a hit inside a chunk costs, whether the store prunes, how hits align."""
     deployment = config.named(name)
-    twin = never.scaled(deployment)
+    twin = twins.scaled(deployment)
     assert lookup.fine_grained(twin) == lookup.fine_grained(deployment)
     assert [s.name for s in never.nevers(twin)] == [s.name for s in never.nevers(deployment)]
     for group, small in zip(deployment.groups, twin.groups, strict=True):
@@ -125,7 +126,7 @@ def test_the_scaled_twin_keeps_the_relations(name: str) -> None:
         assert (group.block_tokens > deployment.hash_block_tokens) == (
             small.block_tokens > twin.hash_block_tokens
         )
-    assert never.horizon_tokens(twin) <= 200, "brute force stays a matter of seconds"
+    assert horizon_tokens(twin) <= 200, "brute force stays a matter of seconds"
 
 
 FULL, WINDOW = Group("f", Kind.FULL, 4), Group("w", Kind.WINDOW, 4, window_tokens=8)
@@ -137,13 +138,13 @@ def said(name: str, forbids: object, allow: object = None) -> Never:
 
 
 def test_a_false_never_is_contradicted_by_a_pair_of_requests() -> None:
-    [found] = never.confirm([said("false", lambda case, hit: hit == 8)], PLAIN)
+    [found] = pairs.confirm([said("false", lambda case, hit: hit == 8)], PLAIN)
     assert not found.holds
     assert found.broken == (Case(8, 8, 8, 9, one_step=False), 8)
 
 
 def test_a_never_that_nothing_could_break_is_not_confirmed() -> None:
-    [found] = never.confirm([said("vacuous", lambda case, hit: hit < 0)], PLAIN)
+    [found] = pairs.confirm([said("vacuous", lambda case, hit: hit < 0)], PLAIN)
     assert found.broken is None and found.tempted == 0 and not found.holds
 
 
@@ -154,7 +155,7 @@ def test_a_remedy_that_does_nothing_is_not_confirmed() -> None:
         true.forbids,
         lambda c: replace(c, hash_block_tokens=2, groups=(replace(FULL, block_tokens=2),)),
     )
-    idle, works = never.confirm([true, helped], PLAIN)
+    idle, works = pairs.confirm([true, helped], PLAIN)
     assert idle.broken is None and idle.tempted and not idle.holds
     assert works.holds and works.allowed is not None
 
@@ -293,7 +294,7 @@ def test_blocks_of_16_beside_states_of_1616() -> None:
         )
         report = geometry.report(deployment)
         assert report.exhaustive and report.confirmed
-        assert never.related(report.twin) == never.related(deployment)
+        assert twins.related(report.twin) == twins.related(deployment)
         # A prompt of 32 tokens leaves the state after its last hash block but one, 16, and blocks up to 32.
         assert report.smallest_local_tokens == 32
         assert {g.number for g in report.gaps} == ({7, 11, 16, 17} if offload else {11, 16, 17})
@@ -304,7 +305,7 @@ def test_blocks_of_16_beside_states_of_1616() -> None:
     ]
     assert "no hit loads any state but the one kept" in loads.about.statement
     ends_there = replace(loads.about, forbids=lambda case, hit: case.one_step and hit % 6 != 0 and hit > 0)
-    [false] = never.confirm([ends_there], report.twin)
+    [false] = pairs.confirm([ends_there], report.twin)
     assert false.broken is not None, "hits do end elsewhere than at the state: theorem 7 does not apply"
 
 
@@ -321,18 +322,18 @@ def test_chunks_that_are_long_for_the_window(per_chunk: int) -> None:
         draft_modules=2,
         tail_drop=True,
     )
-    twin = never.scaled(deployment)
-    assert never.exhaustive(twin) and never.related(twin) == never.related(deployment)
+    twin = twins.scaled(deployment)
+    assert pairs.exhaustive(twin) and twins.related(twin) == twins.related(deployment)
     assert geometry.report(deployment).confirmed
 
 
 def test_too_many_pairs_are_sampled_and_the_exit_code_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(never, "MOST_TRIES", 1000)
+    monkeypatch.setattr(pairs, "MOST_TRIES", 1000)
     assert geometry.main(["gpt-oss"]) == 3
     assert "of the 40 lengths of requests up to 40 tokens, too many for all" in capsys.readouterr().out
-    some = list(never.lengths(never.scaled(config.named("gpt-oss")), 40))
+    some = list(pairs.lengths(twins.scaled(config.named("gpt-oss")), 40))
     assert some == sorted(set(some)) and 5 < len(some) < 40 and some[0] == 1 and some[-1] <= 40
 
 
@@ -455,4 +456,4 @@ def test_the_smallest_prefix_is_found_where_the_first_request_ended_a_little_lat
     """The drafter re-reads three tokens: what lies behind a hit is registered that much later."""
     for more, smallest in (({}, 1), ({"hash_lookahead_tokens": 1}, 2)):
         deployment = of(full(1), hash_block_tokens=1, drafts=4, draft_modules=3, **more)
-        assert never.Prefix(deployment, "local").smallest_tokens == smallest
+        assert Prefix(deployment, "local").smallest_tokens == smallest
