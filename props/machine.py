@@ -89,10 +89,6 @@ class Engine(RuleBasedStateMachine):
         flying = {t.uid[0] for t in transfers if not ways or t.way in ways}
         return [name for name in self.live() if name in flying]
 
-    def must_be_hit(self) -> bool:
-        """Whether what a request leaves behind must still be found: nothing was lost so far."""
-        return self.world is not None and not (self.world.lost_local and self.world.lost_host)
-
     def ready(self) -> list[tuple[int, str]]:
         """Streams whose head can run."""
         world = self.world
@@ -160,7 +156,6 @@ class Engine(RuleBasedStateMachine):
         self.choose("reset", "local")
         self.choose("arrive", name, family, self.config.request_tokens - outputs, outputs)
 
-    @precondition(lambda self: self.must_be_hit())
     @rule(first=st.sampled_from(NAMES), again=st.sampled_from(NAMES), outputs=st.integers(1, 4))
     def serve_twice(self, first: str, again: str, outputs: int) -> None:
         """A prompt is served to its end, and comes again."""

@@ -85,7 +85,8 @@ class Client:
     last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
     preempted_at: int = 0  # tokens computed when it was last preempted
     began_at: int = -1  # tokens that it found in place when it first started
-    disturbed: bool = False  # it had to start over
+    disturbed: bool = False  # it had to start over, or caches were reset under it
+    lost: tuple[int, int] = (0, 0)  # what had been lost when it arrived, on the device and on the host
     shared: bool = False  # another request computed in a step of its prefill
 
 
@@ -176,8 +177,10 @@ class World:
         self.handed_out: Counter[int] = Counter()  # block -> allocations so far
         self.published_in: dict[int, int] = {}  # block -> step that fills it
         self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
-        self.lost_local = False  # a cached block was handed out anew, or the caches were reset
-        self.lost_host = False  # the tier was full or reset, or a transfer has failed
+        # What may cost reuse, counted: a cached block was handed out anew, or the caches were reset; the tier
+        # was full or reset, or a transfer has failed.
+        self.lost_local = 0
+        self.lost_host = 0
         self.forgotten: dict[int, None] = {}  # blocks that lost their key and were not handed out since
         self.row_now: list[
             tuple[UserId, bool]
@@ -283,6 +286,10 @@ class World:
             return self.reportable(*choice[1:]) is not None
         return kind in ("reset", "drain", "quiet", "work")
 
+    def tier_is_short(self) -> bool:
+        """Whether the host tier has no room: a store may be refused, or cost another chunk its place."""
+        return len(self.book.tier) >= self.config.tier_chunks - 1
+
     def live(self, name: str) -> Client | None:
         """The client of that name whose request is not over."""
         client = self.clients.get((name, self.lives[name]))
@@ -349,7 +356,10 @@ class World:
         line = [EMPTY]
         for token in tokens:
             line.append(self.chains.fold(line[-1], token))
-        self.clients[uid] = Client(uid, list(tokens), line, len(tokens), outputs, self.config.drafts)
+        lost = self.lost_local, -1 if self.tier_is_short() else self.lost_host
+        self.clients[uid] = Client(
+            uid, list(tokens), line, len(tokens), outputs, self.config.drafts, lost=lost
+        )
         self.ask(lambda: self.policy.on_arrive(Arrival(uid, tokens, outputs)))
 
     def _accept(self, name: str, drafts: int) -> None:
@@ -364,8 +374,12 @@ class World:
         self.ask(lambda: self.policy.on_abort(client.uid))
 
     def _reset(self, scope: str) -> None:
-        self.lost_local = True
-        self.lost_host |= scope == "all"
+        self.lost_local += 1
+        self.lost_host += scope == "all"
+        for name in self.lives:
+            client = self.live(name)
+            if client is not None:
+                client.disturbed = True
         self.ask(lambda: self.policy.on_reset(scope))
 
     def _schedule(self) -> None:
@@ -450,7 +464,7 @@ class World:
         transfer.reported.add(rank)
         self.witness("reports_of_two_ranks_cross", transfers.crosses(self, transfer, rank))
         self.witness("transfer_failed", not ok)
-        self.lost_host |= not ok
+        self.lost_host += not ok
         if not ok:
             self.spoil(transfer, self.ranks[rank])
         if len(transfer.reported) == len(self.ranks):
@@ -625,7 +639,7 @@ class World:
         kind = decision[0]
         if kind == "alloc":
             self.handed_out[decision[4]] += 1
-            self.lost_local |= self.forgotten.pop(decision[4], 0) is None
+            self.lost_local += self.forgotten.pop(decision[4], 0) is None
         elif kind == "publish":
             self.published_in[decision[3]] = self.book.step + 1
         elif kind == "adopt":
@@ -643,7 +657,7 @@ class World:
         elif kind == "evict":
             self.forgotten[decision[1]] = None
         elif kind == "tier":
-            self.lost_host |= len(self.book.tier) >= self.config.tier_chunks - 1
+            self.lost_host += self.tier_is_short()
         elif kind == "look":
             self.looked.setdefault(decision[1], set()).add((decision[2], decision[4], decision[5]))
         elif kind == "preempt":
@@ -670,7 +684,7 @@ class World:
             else:
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
                 if not client.disturbed:
-                    self.kept.setdefault(tuple(client.tokens[: client.prompt]), client.uid)
+                    self.kept[tuple(client.tokens[: client.prompt])] = client.uid
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
 
     # -- slots ---------------------------------------------------------------------------------------------

@@ -173,8 +173,9 @@ def resend_is_hit(world: World, event: Event) -> None:
         return
     before = world.clients[first]
     served = Served(before.prompt, before.prompt + before.outputs - 1, before.began_at, not before.shared)
-    stored = not world.lost_host and not any(t.uid == first for t in world.transfers.values())
-    want = must_find(config, served, local, device=not world.lost_local, host=config.offload and stored)
+    device, host = (now == then for now, then in zip((world.lost_local, world.lost_host), before.lost))
+    host &= config.offload and not any(t.uid == first for t in world.transfers.values())
+    want = must_find(config, served, local, device=device, host=host)
     world.judge(
         "resend_is_hit", want > 0, total >= want,
         lambda: f"{uid}: hit {total} of {client.prompt} tokens, of which {first} left {want} in place",
