@@ -28,6 +28,7 @@ from spec.faults import CATALOGUE, own
 from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENESS, Fault
 from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
 from spec.outputs import check_target, set_aside, write_json, write_whole
+from spec.ownfile import OwnFileError
 from spec.reduce import reduce, replay
 from spec.rules import BY_NAME
 from spec.usage import JSON_HELP, OneLineParser, command, natural, one_line
@@ -163,7 +164,7 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
     """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it, all answers
     of one were the reference's, or the hunt was stopped, else 0.
 
-    Raises :class:`~spec.faults.own.FaultFileError`."""
+    Raises :class:`~spec.ownfile.OwnFileError`."""
     plain, asked, differed = own.load(path), Counter[str](), Counter[str]()
     fault = own.watched(plain, path, asked, differed)
     outcome, without, stopped = Hunt(fault.name), "", False
@@ -204,7 +205,7 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
 def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) -> Hunt:
     """Hunt a fault of a file in one configuration; what was found is shown.
 
-    Raises :class:`~spec.faults.own.FaultFileError`."""
+    Raises :class:`~spec.ownfile.OwnFileError`."""
     policy = own.guarded(fault.policy, path)
     found = find(config, policy, runs=args.runs, choices=args.choices, seed=args.seed)
     if found is None:
@@ -213,7 +214,7 @@ def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) 
     try:
         short = reduce(config, policy, found.choices, breach.rule)
     except ValueError:
-        raise own.FaultFileError(
+        raise OwnFileError(
             f"{path}: the same run gives another result the second time: its functions must not draw numbers "
             "or remember anything"
         ) from None
@@ -365,7 +366,7 @@ def main(argv: list[str] | None = None) -> int:
             return show(named(args.name))
         args.command = shlex.join(["python", "-m", "spec.faults", *(sys.argv[1:] if argv is None else argv)])
         return start(args)
-    except (UsageError, own.FaultFileError) as error:
+    except (UsageError, OwnFileError) as error:
         print(f"spec.faults: {one_line(error)}", file=sys.stderr)
         return 2
 
