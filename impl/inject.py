@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from impl import options
+
 try:
     import torch
 except ModuleNotFoundError:
     if __name__ != "__main__":
         raise
-    print("impl.inject: torch is not installed: pip install -e '.[kernels]'", file=sys.stderr)
-    sys.exit(2)
+    options.without_torch("impl.inject", options.inject())
 
 from impl import refine
 from impl.decisions import Decisions
@@ -46,10 +47,9 @@ from spec.ops import Deref, Forward, Gather, Imm, PostProcess, PreProcess, SetRo
 from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.rules import BY_NAME
 from spec.trace import commit
-from spec.usage import JSON_HELP, OneLineParser, command, natural
+from spec.usage import command
 from spec.world import Choice
 
-RUNS, CHOICES = {"cpu": 60, "cuda": 20}, 200  # on a CUDA device what eight minutes permit
 MODEL_RUNS = 20  # of the model's walk, for each of the implementation's
 SILENT = frozenset(BY_NAME) - {"policy_raises_no_error"}
 """Rules that are off when bytes are to find a fault alone."""
@@ -286,27 +286,6 @@ def rows(args: argparse.Namespace, chosen: dict[str, Fault]) -> Iterator[dict[st
         }  # fmt: skip
 
 
-def parser() -> OneLineParser:
-    """The command's options."""
-    made = OneLineParser(prog="python -m impl.inject", description="Whether each fault of the catalogue, put "
-                         "into the implementation from outside, is caught.")  # fmt: skip
-    made.add_argument("--fault", metavar="NAME", action="append", help="default: all of them")
-    made.add_argument("--list", action="store_true", help="list the faults that can be put in, and stop")
-    made.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    made.add_argument("--order", metavar="turns|gated|free", help="as for impl.refine")
-    made.add_argument("--kernels", metavar="torch|triton")
-    made.add_argument(
-        "--runs", type=int, metavar="R",
-        help=f"at most (default {RUNS['cpu']}, on a CUDA device {RUNS['cuda']})",
-    )  # fmt: skip
-    made.add_argument("--choices", type=int, default=CHOICES, metavar="N")
-    made.add_argument("--seed", type=natural, default=0, metavar="S")
-    made.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    made.add_argument("--markdown", metavar="FILE", help="write the table into the document's part 'inject'")
-    made.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
-    return made
-
-
 def part(args: argparse.Namespace) -> str:
     """The document's part that a run records."""
     return "inject" if args.order == "turns" else f"inject-{args.order}"
@@ -321,7 +300,7 @@ def checked(args: argparse.Namespace) -> dict[str, Fault]:
     if (args.runs is not None and args.runs < 1) or args.choices < 1:
         raise ConfigError("--runs and --choices must be at least 1")
     refine.place(args)
-    args.runs = args.runs or RUNS[args.device]
+    args.runs = args.runs or options.INJECT_RUNS[args.device]
     check_target("--json", args.json)
     check_part("--markdown", args.markdown, part(args))
     return {name: known[name] for name in args.fault or known}
@@ -330,7 +309,7 @@ def checked(args: argparse.Namespace) -> dict[str, Fault]:
 @command("impl.inject")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    args = parser().parse_args(argv)
+    args = options.inject().parse_args(argv)
     if args.list:
         print("\n".join(f"{name:<36}{fault.did}" for name, fault in injectable().items()))
         return 0

@@ -33,13 +33,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from random import Random
 from typing import Any
 
+from impl import options
+
 try:
     import torch
 except ModuleNotFoundError:
     if __name__ != "__main__":
         raise
-    print("impl.refine: torch is not installed: pip install -e '.[kernels]'", file=sys.stderr)
-    sys.exit(2)
+    options.without_torch("impl.refine", options.refine())
 
 from impl.decisions import Decisions
 from impl.device import Device, Feed, Kernels, kernels_named
@@ -54,13 +55,12 @@ from spec.faults import own
 from spec.lockstep import Lockstep
 from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.trace import commit
-from spec.usage import JSON_HELP, OneLineParser, command, natural
+from spec.usage import command
 from spec.walk import COMPOSED, WEIGHTS, WITNESSES, Adversary, Options, counts_table, draw_options
 from spec.world import Breach, Choice
 
 __all__ = ["BYTES", "Build", "RealWorld"]
 
-RUNS, CHOICES = 20, 200
 ORDERS = ("turns", "gated", "free")
 
 MakeWorld = Callable[..., RealWorld]
@@ -374,29 +374,6 @@ def markdown(report: Report, args: argparse.Namespace, command: str, verdict: st
     )  # fmt: skip
 
 
-def parser() -> OneLineParser:
-    """The command's options."""
-    one = OneLineParser(prog="python -m impl.refine", description=(__doc__ or "").splitlines()[0])
-    one.add_argument(
-        "--config", metavar="NAME|FILE", action="append", help="default: the composed configurations"
-    )
-    one.add_argument("--all", action="store_true", help="every shipped configuration")
-    one.add_argument("--list", action="store_true", help="list the shipped configurations and stop")
-    one.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    one.add_argument("--order", metavar="turns|gated|free", help="default: turns, on a CUDA device gated")
-    one.add_argument("--kernels", metavar="torch|triton", help="default: torch, on a CUDA device triton")
-    one.add_argument("--poison", action="store_true", help="blocks that hold nothing are filled with rubbish")
-    one.add_argument("--runs", type=int, metavar="R", help=f"runs a configuration (default {RUNS})")
-    one.add_argument("--choices", type=int, metavar="N", help=f"choices a run (default {CHOICES})")
-    one.add_argument("--seed", type=natural, default=0, metavar="S")
-    one.add_argument("--replay", metavar="FILE", help="make the choices of this trace, and no others")
-    one.add_argument("--record", metavar="FILE", help="write the run that broke, else the last, as a trace")
-    one.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    one.add_argument("--markdown", metavar="FILE", help="write the tables into the document's part 'refine'")
-    one.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
-    return one
-
-
 def configurations(args: argparse.Namespace) -> list[Config]:
     """What is to be refined; raises :class:`ConfigError` for bad options too."""
     for name, value in (("--runs", args.runs), ("--choices", args.choices)):
@@ -458,7 +435,7 @@ def part(args: argparse.Namespace) -> str:
 @command("impl.refine")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    args = parser().parse_args(argv)
+    args = options.refine().parse_args(argv)
     if args.list:
         for name, path in configs.shipped().items():
             print(f"{name:<24}{configs.load(path).description}")
@@ -480,7 +457,7 @@ def main(argv: list[str] | None = None) -> int:
     out = set_aside(args.json)
     torch.set_num_threads(1)
     chosen = args.config or args.all or args.runs or args.choices or known
-    runs, choices = args.runs or RUNS, args.choices or CHOICES
+    runs, choices = args.runs or options.RUNS, args.choices or options.CHOICES
     where = f"{args.device}, {args.order}, {args.kernels} kernels"
     if known:
         print(f"refine: {known.header.config.name}; {where}; the choices of {args.replay}")

@@ -1,9 +1,9 @@
 """Hypothesis profiles: how much the property tests try, and whether two runs try the same.
 
 ``dev``      quick, random: while editing
-``ci``       the default: no seed, nothing read from or written to disk, no deadline.  A test's examples depend on
-             its code alone, but for one draw in twenty: Hypothesis tries constants of the modules that are
-             loaded, so a selection of tests may draw otherwise than all of them
+``ci``       the default: no seed, nothing read from or written to disk, no deadline.  A test's examples
+             follow from its code, but for one draw in twenty: Hypothesis tries constants of the modules that
+             are loaded, so some tests alone may draw otherwise than the whole suite
 ``nightly``  many random examples
 
 Hypothesis ships a ``ci`` of its own and selects it by itself when the variable ``CI`` is set; ours replaces

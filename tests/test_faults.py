@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -351,7 +352,41 @@ def test_a_hunt_of_a_file_is_written_down(tmp_path: Path) -> None:
         assert bool(found["hunt"]["choices"]) == bool(found["without_the_fault"]) == (code == 1)
 
 
-@pytest.mark.parametrize("more", [["no-fence"], ["--all"], ["--store"], ["--jobs", "2"], ["--seeds", "3"]])
+def test_of_several_seeds_the_shortest_run_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*options: str) -> tuple[int, str]:
+        mine, file = tmp_path / "mine.py", tmp_path / "found.json"
+        mine.write_text(OWN, encoding="utf-8")
+        less = ("--runs", "40", "--choices", "100")
+        assert main(["hunt", "--file", str(mine), *less, "--json", str(file), *options]) == 1
+        return len(json.loads(file.read_text())["hunt"]["choices"]), capsys.readouterr().out
+
+    alone = [found("--seed", str(seed))[0] for seed in range(3)]
+    shortest, out = found("--seeds", "3")
+    assert shortest == min(alone) < max(alone)
+    told = ", ".join(map(str, alone))
+    assert f"the shortest of 3 seeds' runs ({told} choices)" in out and out.count("refuted: mine in") == 1
+
+
+def test_what_was_found_before_a_stop_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spec.faults import __main__ as command
+
+    def once(*given: Any, seed: int, **options: Any) -> Any:
+        if seed:
+            raise KeyboardInterrupt
+        return find(*given, seed=seed, **options)
+
+    monkeypatch.setattr(command, "find", once)
+    assert hunt_own(tmp_path, "{'fence_done': lambda waiting: True}", "('fences',)", "--seeds", "5") == 1
+    out = capsys.readouterr().out
+    assert "refuted: mine in fences" in out and "without the fault: not tried" in out
+    assert "stopped before the budget was spent" in out
+
+
+@pytest.mark.parametrize("more", [["no-fence"], ["--all"], ["--store"], ["--jobs", "2"], ["--states", "3"]])
 def test_a_hunt_of_a_file_takes_nothing_else(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hunt", "--file", "mine.py", *more]) == 2
     assert f"leave out {more[0]}" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from spec.arith import coverage as cov
 from spec.arith.division import cdiv, floordiv, floormod
 from spec.prove import __main__ as command
 from spec.prove import engine, lemmas, mutants, report, solvers, theorems
-from spec.prove.symbolic import Context, Forked, TooManyPaths, both, either, iff, implies
+from spec.prove.symbolic import Context, Forked, Int, TooManyPaths, Undefined, both, either, iff, implies
 from spec.prove.theorem import Claim, Hypothesis, Lemma, Refutation, Symbol, Theorem
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +65,41 @@ def test_one_quotient_for_each_pair_of_operands() -> None:
     padding = floormod(-n, t)
     assert repr(cdiv(n, t) * t - n) == repr(padding)
     assert len(context.divisions) == 1
+
+
+def test_a_divisor_that_is_negative_by_its_signs_is_turned() -> None:
+    """As vLLM writes it: -(a // -b)."""
+    assert decide(Claim("ceiling", (x, c), lambda x, c: -(x // -c) == cdiv(x, c))).verdict == "proved"
+    assert decide(Claim("remainder", (x, c), lambda x, c: -c < x % -c <= 0)).verdict == "proved"
+    assert decide(Claim("floor", (x, c), lambda x, c: x // -3 == -(x // 3))).verdict == "refuted"
+    mixed = decide(Claim("either sign", (x, c), lambda x, c: (x // (c - 5)) * (c - 5) == x, (
+        Hypothesis("x = 0", lambda x: x == 0), Hypothesis("c = 4", lambda c: c == 4))))  # fmt: skip
+    assert mixed.verdict == "undetermined" and mixed.reason.endswith("it holds (is a divisor negative?)")
+
+
+def test_a_loop_that_a_symbol_ends_is_refused_while_it_runs() -> None:
+    def count(x: Int) -> int:
+        while x > 0:
+            x = x - 1
+        return 0
+
+    context = Context(max_paths=50)
+    n = context.symbol("n")
+    with pytest.raises(TooManyPaths):
+        context.explore(lambda: count(n))
+    many = decide(Claim("counted", (x,), lambda x: count(x) == 0))
+    assert many.verdict == "undetermined" and many.reason == "more than 4096 paths"
+
+
+def test_a_path_without_a_value_fails_unless_nothing_takes_it() -> None:
+    def least(x: Int, limit: int) -> Int:
+        if x < limit:
+            raise Undefined
+        return x
+
+    assert decide(Claim("taken", (c,), lambda c: least(c * c, 1) >= 1)).verdict == "proved"
+    with pytest.raises(Undefined):  # Python runs the counterexample
+        decide(Claim("taken", (c,), lambda c: least(c, 2) >= 1))
 
 
 def test_a_loop_over_data_is_refused() -> None:

@@ -20,9 +20,10 @@ import pytest
 try:
     import torch
 
+    from impl import options
     from impl.inject import injectable
     from impl.soak import runs, table
-    from impl.soak.__main__ import main, parser, planned
+    from impl.soak.__main__ import main, planned
     from impl.soak.runs import Task, load_named, load_names, serve
     from impl.soak.service import Oracle, Outcome, Stop, own_fault, together, token_of
 except ModuleNotFoundError as missing:
@@ -138,7 +139,7 @@ def test_every_fault_has_a_load_and_a_place_in_the_plan() -> None:
     assert {load for load, _ in table.LOOKED_FOR.values()} <= set(names) and names[0] == runs.MAIN_LOAD
     for one in names:
         assert load_named(one).name == one
-    plan = planned(parser().parse_args(["--all", "--requests", "5"]), list(known))
+    plan = planned(options.soak().parse_args(["--all", "--requests", "5"]), list(known))
     assert {t.fault for t in plan} == {"", *known} and len(plan) == len(set(plan))
     based = [name for name, fault in known.items() if fault.base]
     assert {t.design for t in plan} == {"", *based} and based
@@ -166,7 +167,7 @@ def test_a_figure_is_noticed_only_beyond_the_references_spread() -> None:
 
 
 def test_a_base_design_is_held_against_itself_and_its_fault_against_it() -> None:
-    plan = planned(parser().parse_args(["--fault", "faster-of-two-loads"]), ["faster-of-two-loads"])
+    plan = planned(options.soak().parse_args(["--fault", "faster-of-two-loads"]), ["faster-of-two-loads"])
     found = {t: outcome(cached=0.3 if t.design or t.fault else 0.5, run=t.run) for t in plan}
     usual, design, fault = table.rows_of(plan, found)
     assert usual.without.cached == 0.5 and design.without.cached == fault.without.cached == 0.3

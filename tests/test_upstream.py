@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from impl.upstream import observe, releases, worker_order
+from impl.upstream import kernels, observe, releases, worker_order
 from impl.upstream.child import Child, Died
 from impl.upstream.env import Prepared, Unavailable, prepared, prepared_tree, with_kernels
 from impl.upstream.patches import MUTANTS
@@ -326,7 +326,7 @@ def test_checkout_with_a_changed_signature_is_refused_by_name(tmp_path: Path) ->
     tree = copied_tree("0.33.0", tmp_path)
     pool = tree / "vllm" / "v1" / "core" / "block_pool.py"
     pool.write_text(pool.read_text().replace("def touch(self, blocks", "def touch(self, why, blocks"))
-    with pytest.raises(UnknownRelease, match=r"nearest is 0.33.0, 1 signatures differ, .*BlockPool.touch"):
+    with pytest.raises(UnknownRelease, match=r"nearest is 0.33.0, 1 signature differs, .*BlockPool.touch"):
         recognise(tree)
 
 
@@ -627,6 +627,8 @@ def test_late_copies_and_resume_column(state_copies: Child) -> None:
         assert written == {"22": 24} and resumed == 1
     else:  # the first batch row now belongs to slot 1: its block is overwritten with its own scratch state
         assert written == {"12": 14} and resumed == 3
+    verdict, seen = kernels.whole_steps(ask)
+    assert verdict == "holds" and int(seen.split()[2]) > 20, seen
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ otherwise.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -27,7 +28,19 @@ from typing import Any
 import pytest
 
 from impl.upstream import __main__ as command
-from impl.upstream import cases, check, env, matrix, record, releases, worker_order
+from impl.upstream import (
+    cases,
+    check,
+    driver,
+    edits,
+    env,
+    kernels,
+    matrix,
+    observe,
+    record,
+    releases,
+    worker_order,
+)
 from impl.upstream.cases import BY_NAME, CASES, load
 from impl.upstream.child import Child
 from impl.upstream.drive import Drawn, Limits, walked
@@ -237,6 +250,10 @@ def test_authors_change_in_a_checkout_is_found(checkout: Path, capsys: pytest.Ca
         assert command.main(arguments) == 1
     said = capsys.readouterr().out
     assert "has the signatures of vllm 0.33.0" in said and "window_reads_exact refuted in" in said
+    assert "check: vllm 0.33.0; 1 case;" in said and "1 cases" not in said
+    one = "vllm/v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens:"
+    assert re.search(f"^edited: {one}", said, re.M)
+    assert re.search(f"^edited, and called in this run: {one}", said, re.M)
     assert command.main(arguments) in (0, 3)
     assert "note:" not in capsys.readouterr().out
 
@@ -272,10 +289,78 @@ def test_change_of_a_workers_file_is_said_not_to_be_seen(
 
 
 @pytest.mark.slow
+def test_kernels_of_a_checkout_are_judged(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The author's kernel is the one that runs: what it should copy at a boundary is not copied."""
+    try:
+        env.with_kernels(prepared("0.33.0"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    path = checkout / "vllm" / "v1" / "worker" / "mamba_utils.py"
+    arguments = ["check", "--vllm", str(checkout)]
+    for name in kernels.BY_NAME:
+        arguments += ["--config", name]
+    right = "needs_copy = aligned_new_computed >= num_tokens_running_state"
+    with edited(path, right, right.replace(">=", ">")):
+        assert command.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert (
+        "mamba_utils.py is not the release's; what it changes in the simulated workers is not run; its"
+        in said
+    )
+    assert (
+        "kernel-steps: refuted by the tree's own kernels" in said
+        and "is not written, should get state" in said
+    )
+    assert "edited: vllm/v1/worker/mamba_utils.py::postprocess_mamba_fused_kernel:" in said
+    assert "kernel-late-rows: holds, as recorded" in said
+    assert "1 not as recorded" in said
+
+
+def test_kernels_without_triton_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYBRID_KV_CACHE", str(tmp_path))
+    use = env.Prepared(releases.Tree("0.33.0", tmp_path, None), Path(sys.executable), tmp_path)
+    assert command.interpreted(use, kernels.SCENARIOS, named=False) == []
+    said = capsys.readouterr().out
+    assert said.startswith("note: the kernels of this tree are not run: Triton was not fetched: run `python")
+    assert said.count("\n") == 1
+    with pytest.raises(Unavailable, match="fetch 0.33.0 --kernels"):
+        command.interpreted(use, kernels.SCENARIOS, named=True)
+
+
+class Labelled:
+    """A stand-in for the process of kernels: requests are accepted, nothing is ever copied."""
+
+    def __call__(self, ask: str, **given: Any) -> Plain:
+        match ask:
+            case "add":
+                return {"column": (given["computed"] - 1) // 4}
+            case "gather":
+                return {"rows": [self.rows[slot] for slot in given["slots"]]}
+            case "row":
+                held = [] if given["overwrite"] else self.rows[given["slot"]]
+                self.rows[given["slot"]] = held + given["blocks"]
+        return {"mappings": []}
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+
+
+def test_kernels_that_do_something_else_are_refuted() -> None:
+    """The first thing that is not as the plain rules say ends a scenario, with both values."""
+    verdict, seen = kernels.whole_steps(Labelled())
+    assert verdict == "refuted" and seen.startswith(
+        "blocks of 4, 2 drafts, step 1, slot mappings: [], should be ["
+    )
+    assert kernels.resume_column(lambda ask, **given: {"column": 3}) == ("refuted", "starts from column 3")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("def touch(self, blocks", "def touch(self, why, blocks", "nearest is 0.33.0, 1 signatures differ"),
+        ("def touch(self, blocks", "def touch(self, why, blocks", "nearest is 0.33.0, 1 signature differs"),
         ("class BlockPool:", "class BlockPool(:", "is not Python"),
         ("class BlockPool:", "import nothing_of_that_name\nclass BlockPool:", "cannot be imported"),
     ],
@@ -324,6 +409,25 @@ def test_outcome_beside_the_record(
     remarks = record.compared(stored, "0.33.0", "reused-offer", now, edited=edited)
     assert [remark.text[: len(text)] for remark in remarks] == [text]
     assert (remarks[0].same, remarks[0].code) == (same, code)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "edited", "text", "code"),
+    [
+        ("holds", "holds", True, "holds, as recorded", 0),
+        ("refuted", "refuted", True, "refuted, as recorded, docs/upstream.md", 0),
+        ("holds", "refuted", True, "refuted, recorded is holds", 1),
+        ("refuted", "holds", True, "holds, recorded is refuted", 0),
+        ("refuted", "holds", False, "holds, recorded is refuted", 1),
+        ("holds", "undetermined", True, "undetermined, recorded is holds", 3),
+        (None, "refuted", True, "refuted, no record of this scenario", 1),
+        (None, "holds", False, "holds, no record of this scenario", 0),
+    ],
+)
+def test_kernels_beside_the_record(before: str | None, now: str, edited: bool, text: str, code: int) -> None:
+    stored: Plain = {"0.33.0": {"kernels": {"kernel-steps": {"verdict": before}} if before else {}}}
+    remark = record.kernel_compared(stored, "0.33.0", "kernel-steps", now, edited=edited)
+    assert (remark.text, remark.code, remark.same) == (text, code, before == now)
 
 
 def test_a_new_rule_is_seen_beside_a_recorded_one() -> None:
@@ -428,6 +532,7 @@ def test_author_sees_only_what_is_new(
     monkeypatch.setattr(
         cases, "CASES", (replace(BY_NAME["short-prompt"], default=True), BY_NAME["window-async"])
     )
+    monkeypatch.setattr(kernels, "SCENARIOS", ())
     manager = checkout / "vllm" / "v1" / "core" / "single_type_kv_cache_manager.py"
     right = "num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens"
     arguments = ["check", "--vllm", str(checkout), "--runs", "10"]
@@ -523,6 +628,73 @@ def test_stopped_fetch_is_one_line(
     assert "Traceback" not in "".join(said)
     building = env._environment().with_name(f".{env._environment().name}.partial")
     assert sorted(path.name for path in building.glob(".stage-*")) == [".stage-0", ".stage-1"]
+
+
+def test_edited_functions_are_those_that_do_something_else() -> None:
+    """Comments, docstrings and lines aside; methods by their class, other statements by class or module."""
+    before = edits.parts(
+        ast.parse("""a = 1
+class C(B):
+    x = 2
+    def f(self):
+        "old"
+        return 1
+    def g(self):
+        def h(): return 1
+def k(): pass
+""")
+    )
+    after = edits.parts(
+        ast.parse(""""new"
+a = 1
+
+class C(B):
+    x = 3
+    def f(self):
+        # why
+        return 1
+    def g(self):
+        def h(): return 2
+    def new(self): pass
+def k(): pass
+""")
+    )
+    changed = [name for name, (_, text) in after.items() if before.get(name, (0, ""))[1] != text]
+    assert sorted(changed) == ["C", "C.g", "C.new"]
+    assert after["C.g"][0] == 9
+
+
+def test_keys_in_a_message_are_named() -> None:
+    """By group and covered tokens; bytes that stand for nothing known as a few digits."""
+    hashes = observe.Hashes(4, 0)
+    hashes.learn(Namespace(block_hashes=[b"\\'1", b"22"], all_token_ids=list(range(9))), 0)
+    engine = Namespace(hashes=hashes, config=load("hybrid-even"), learn=lambda: None)
+    key = b"\\'1" + (1).to_bytes(observe.GROUP_BYTES, "big")
+    for message, text in (
+        (f"Chunk {key!r} not found", "Chunk of group mamba up to 4 tokens not found"),
+        (f"{b'22'!r}", "up to 8 tokens"),
+        (f"no {bytes(range(20))!r} here", "no 0x000102030405... here"),
+        (f"no {b'x'!r} here, nor 'b'", "no 0x78 here, nor 'b'"),
+    ):
+        assert driver.Engine.readable(engine, message) == text  # type: ignore[arg-type]
+
+
+def test_shortest_prompt_is_that_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    shutil.copy(cases.FOLDER / "window-drop.toml", file)
+    for more, shortest in (([], 1), (["--shortest-prompt", "2"], 2)):
+        todo, scenarios = command.asked(command.parser().parse_args(["check", "--config", str(file), *more]))
+        assert [case.limits.shortest_prompt for case in todo] == [shortest] and not scenarios
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--vllm", "--vllm is empty: name an unp"), ("--release", "vllm '' is not a known")],
+)
+def test_an_empty_name_is_one_line(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["check", option, ""]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 def test_bad_input_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -636,8 +808,9 @@ def test_same_seed_same_verdict(latest: Release) -> None:
 def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["check", "--list"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == [case.name for case in CASES]
-    assert len({line.rindex(case.why) for line, case in zip(shown, CASES, strict=True)}) == 1
+    listed = [*CASES, *kernels.SCENARIOS]
+    assert [line.split()[0] for line in shown] == [one.name for one in listed]
+    assert len({line.rindex(one.why) for line, one in zip(shown, listed, strict=True)}) == 1
 
 
 def test_result_table_has_room_for_the_longest_name() -> None:

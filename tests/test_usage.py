@@ -84,6 +84,25 @@ def test_bad_usage_is_one_line(name: str, run: Path, capsys: pytest.CaptureFixtu
     assert not out and err.count("\n") == 1 and "unrecognized arguments: --nonsense" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, "usage: python -m NAME "),
+        (["--nonsense"], 2, "unrecognized arguments: --nonsense (--help shows the usage)\n"),
+        ([], 2, "NAME: torch is not installed: pip install -e '.[kernels]'\n"),
+    ],
+)
+@pytest.mark.parametrize("name", REAL)
+def test_options_do_without_torch(name: str, words: list[str], code: int, said: str) -> None:
+    hidden = f"import runpy, sys; sys.modules['torch'] = None; sys.argv[1:] = {words!r}; "
+    run = f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + run], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and said.replace("NAME", name) in done.stdout + done.stderr
+    assert done.stderr.count("\n") == (code == 2)
+
+
 @pytest.mark.parametrize("value", ["-1", "x", "99999999999"])
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeds_are_the_same_everywhere(

@@ -29,13 +29,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from impl import options
+
 try:
     import torch
 except ModuleNotFoundError:
     if __name__ != "__main__":
         raise
-    print("impl.soak: torch is not installed: pip install -e '.[kernels]'", file=sys.stderr)
-    sys.exit(2)
+    options.without_torch("impl.soak", options.soak())
 
 from impl.device import kernels_named
 from impl.inject import injectable
@@ -45,10 +46,7 @@ from impl.soak.table import LOOKED_FOR, UNSEEN, Row, line, markdown, rows_of, ve
 from spec import handbook
 from spec.outputs import check_part, check_target, set_aside, write_json
 from spec.trace import commit
-from spec.usage import JSON_HELP, OneLineParser, command, natural
-
-REQUESTS = 300  # of a run
-JOBS = 15  # on a CUDA device, at most
+from spec.usage import command
 
 REFERENCE_RUNS = 10  # of the main load, for each run of a fault
 OTHER_REFERENCE_RUNS = 4  # of other loads: how much their figures vary is known from them
@@ -76,35 +74,6 @@ def planned(args: argparse.Namespace, faults: Sequence[str]) -> list[Task]:
     for name in faults:
         add(places[name][0], name, "", args.runs * places[name][1])
     return tasks
-
-
-def parser() -> OneLineParser:
-    """The command's options."""
-    given = OneLineParser(prog="python -m impl.soak", description=(__doc__ or "").splitlines()[0])
-    which = given.add_mutually_exclusive_group()
-    which.add_argument("--fault", metavar="NAME", action="append", help="this one; may be given again")
-    which.add_argument("--all", action="store_true", help="all faults; default: the reference alone")
-    which.add_argument("--list", action="store_true", help="list loads and faults, and stop")
-    given.add_argument("--device", default="cpu", metavar="cpu|cuda")
-    given.add_argument("--kernels", metavar="torch|triton", help="default: torch, on a CUDA device triton")
-    given.add_argument("--load", metavar="NAME", help="put the faults into this load, whatever theirs is")
-    given.add_argument(
-        "--requests", type=int, default=REQUESTS, metavar="N", help=f"of a run (default {REQUESTS})"
-    )
-    given.add_argument(
-        "--runs", type=int, default=1, metavar="R",
-        help="of a fault (default 1; some have 4 for each); a load's reference has 4 or 10 for each",
-    )  # fmt: skip
-    given.add_argument("--seed", type=natural, default=0, metavar="S")
-    given.add_argument(
-        "--jobs", type=int, metavar="J", help=f"processes (default: 1 on a CPU, {JOBS} at most on CUDA)"
-    )
-    given.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    given.add_argument(
-        "--markdown", metavar="FILE", help="write the table into the document's part 'soak', or 'soak-cuda'"
-    )
-    given.add_argument("--commit", metavar="ID", help="commit to print, where git is not available")
-    return given
 
 
 def checked(args: argparse.Namespace) -> list[str]:
@@ -148,7 +117,7 @@ def machine(device: str) -> str:
 @command("impl.soak")
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    args = parser().parse_args(argv)
+    args = options.soak().parse_args(argv)
     if args.list:
         for name in load_names():
             print(f"load  {name:<36}{load_named(name).description}")
@@ -165,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     torch.set_num_threads(1)
     out = set_aside(args.json)
-    jobs = args.jobs or (min(JOBS, os.cpu_count() or 1) if args.device == "cuda" else 1)
+    jobs = args.jobs or (min(options.JOBS, os.cpu_count() or 1) if args.device == "cuda" else 1)
     where = machine(args.device)
     budget = f"{len(tasks)} runs of {args.requests} requests, {jobs} at a time"
     print(f"soak: {where}; {args.kernels} kernels; seed {args.seed}; {budget}")

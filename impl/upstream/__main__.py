@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from impl.upstream import cases, check, record, worker_order
+from impl.upstream import cases, check, kernels, record, worker_order
 from impl.upstream.child import Child, Died
+from impl.upstream.edits import Function, edited
 from impl.upstream.env import Prepared, Unavailable, fetch, prepared, prepared_tree
 from impl.upstream.policy import AdapterError, Release
-from impl.upstream.releases import KNOWN, UnknownRelease, package_of, recognise
+from impl.upstream.releases import KNOWN, UnknownRelease, counted, package_of, recognise
 from spec.config import ConfigError
 from spec.outputs import check_target, set_aside, write_json
 from spec.usage import JSON_HELP, OneLineParser, command, natural
@@ -42,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--vllm", metavar="DIR", help="an unpacked release or a checkout")
     one.add_argument("--config", metavar="NAME|FILE", action="append", help="default: the default cases")
     one.add_argument("--list", action="store_true", help="list the cases and stop")
+    one.add_argument("--shortest-prompt", type=positive, metavar="N",
+                     help="draw no prompt of fewer tokens (default: the case's own, else 1)")  # fmt: skip
     one.add_argument("--repair", metavar="NAME", action="append", default=[],
                      help="repair this first, and compare with no record")  # fmt: skip
     many = commands.add_parser("matrix", help="rules and faults against releases")
@@ -91,10 +96,12 @@ def run_fetch(given: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
+def chosen(given: argparse.Namespace, runners: set[str], scenarios: Sequence[kernels.Scenario]) -> Prepared:
     """The release or tree that was asked for, and for a tree what of it is simulated."""
+    if given.vllm is None:
+        return prepared(KNOWN[-1] if given.release is None else given.release)
     if not given.vllm:
-        return prepared(given.release or KNOWN[-1])
+        raise UnknownRelease("--vllm is empty: name an unpacked release or a checkout")
     tree = recognise(Path(given.vllm))
     use = prepared_tree(tree)
     print(f"{given.vllm} has the signatures of vllm {tree.release}")
@@ -108,37 +115,95 @@ def chosen(given: argparse.Namespace, runners: set[str]) -> Prepared:
                 f"workers are simulated: {drift}; name cases of another runner with --config"
             ) from None
     for path in worker_order.changed_files(package, tree.release):
-        print(f"note: vllm/{path} is not the release's; what it changes in the simulated workers is not run")
+        apart = "; its state-copy kernels are, by themselves" if scenarios and path in kernels.FILES else ""
+        here = f"vllm/{path} is not the release's; what it changes in the simulated workers is not run"
+        print(f"note: {here}{apart}")
     return use
+
+
+def edits_of(use: Prepared) -> list[Function]:
+    """The functions of a checkout that are not its release's, told; those of workers are told by file."""
+    try:
+        found = edited(use.tree.directory, use.tree.release)
+    except Unavailable as error:
+        print(f"note: which functions were edited is not known: {error}")
+        return []
+    driven = [one for one in found if not one.path.startswith(worker_order.SIMULATED)]
+    for one in driven[:EDITS_SHOWN]:
+        print(f"edited: {one}")
+    if len(driven) > EDITS_SHOWN:
+        print(f"edited: {len(driven) - EDITS_SHOWN} more")
+    return driven
+
+
+EDITS_SHOWN = 12
+
+
+def interpreted(use: Prepared, scenarios: Sequence[kernels.Scenario], named: bool) -> list[kernels.Row]:
+    """The outcomes of kernel scenarios; none, and a note, where Triton was not fetched and none was named."""
+    found: list[kernels.Row] = []
+    try:
+        for row in kernels.rows(use, scenarios):
+            tell(f"  {row.name}: {row.verdict}")
+            found.append(row)
+    except Unavailable as error:
+        if named:
+            raise
+        tell(f"note: the kernels of this tree are not run: {error}")
+    return found
+
+
+def asked(given: argparse.Namespace) -> tuple[list[cases.Case], tuple[kernels.Scenario, ...]]:
+    """The cases and kernel scenarios that a check is about: those that were named, else the default cases
+    and, of a tree, all scenarios."""
+    if not given.config:
+        scenarios = () if given.vllm is None else kernels.SCENARIOS
+        return [case for case in cases.CASES if case.default], scenarios
+    todo = [cases.find(name) for name in given.config if name not in kernels.BY_NAME]
+    if given.shortest_prompt:
+        todo = [replace(c, limits=replace(c.limits, shortest_prompt=given.shortest_prompt)) for c in todo]
+    return todo, tuple(scenario for scenario in kernels.SCENARIOS if scenario.name in given.config)
+
+
+def listed() -> None:
+    """Print all cases and kernel scenarios."""
+    wide = 2 + max(map(len, cases.BY_NAME))
+    configs = 2 + max(len(case.config) for case in cases.CASES)
+    for case in cases.CASES:
+        mark = "default" if case.default else "own"
+        print(f"{case.name:<{wide}}{mark:<9}{case.config:<{configs}}{case.why}")
+    for scenario in kernels.SCENARIOS:
+        print(f"{scenario.name:<{wide}}{'of trees':<9}{'-':<{configs}}{scenario.why}")
 
 
 def run_check(given: argparse.Namespace) -> int:
     """The ``check`` command: 0 if every outcome is the recorded one or holds, 1 for a refutation that is not
     recorded."""
     if given.list:
-        wide = 2 + max(map(len, cases.BY_NAME))
-        configs = 2 + max(len(case.config) for case in cases.CASES)
-        for case in cases.CASES:
-            mark = "default" if case.default else "own"
-            print(f"{case.name:<{wide}}{mark:<9}{case.config:<{configs}}{case.why}")
+        listed()
         return 0
     out = set_aside(given.json)
-    todo = [cases.find(name) for name in given.config or []]
-    todo = todo or [case for case in cases.CASES if case.default]
-    use = chosen(given, {case.load().runner for case in todo})
-    release, edited = use.tree.release, bool(given.vllm)
+    todo, scenarios = asked(given)
+    use = chosen(given, {case.load().runner for case in todo}, scenarios)
+    release, of_tree = use.tree.release, given.vllm is not None
+    edits = edits_of(use) if of_tree else []
     recorded = {} if given.repair else record.recorded()
-    print(f"check: vllm {release}; {len(todo)} cases; seed {given.seed}", flush=True)
+    count = counted(len(todo) + len(scenarios), "case", "cases")
+    print(f"check: vllm {release}; {count}; seed {given.seed}", flush=True)
     results: list[check.CaseResult] = []
+    rows: list[kernels.Row] = []
     remarks: list[record.Remark] = []
     ended, code = "", 0  # why it ended before all cases
+    idle: list[list[str]] = []
     with Child(use) as child:
         try:
             policy = Release(child, tuple(given.repair))
         except ValueError as error:
             raise ConfigError(str(error)) from None
         try:
-            child.load()
+            if todo:
+                child.load()
+                child.ask("watch", functions=[[one.path, one.name] for one in edits])
             for case in todo:
                 result = check.run_case(
                     case,
@@ -149,31 +214,42 @@ def run_check(given: argparse.Namespace) -> int:
                     known=record.known(case, release),
                     say=tell,
                 )
-                found = record.compared(recorded, release, case.name, check.plain(result), edited=edited)
+                found = record.compared(recorded, release, case.name, check.plain(result), edited=of_tree)
                 beside = ", as recorded" if all(one.same for one in found) else ""
                 tell(f"  {case.name}: {result.verdict}{beside}")
                 results.append(result)
                 remarks += found
                 if result.stopped:
                     raise KeyboardInterrupt
+            if edits and todo:
+                child.ask("watch", functions=[])
+                idle = child.ask("watch", functions=[])["idle"]
+            rows = interpreted(use, scenarios, bool(given.config))
         except KeyboardInterrupt:
-            ended, code = f"stopped; {len(results)} of {len(todo)} cases were begun", 3
+            begun = f"{len(results)} of {counted(len(todo), 'case was', 'cases were')}"
+            ended, code = f"stopped; {begun} begun", 3
         except Died as died:
             ended, code = f"{case.name}: {died}", 1
         except AdapterError as error:
             ended, code = f"{case.name}: the adapter cannot follow: {error}", 2
+    for row in rows:
+        remarks.append(record.kernel_compared(recorded, release, row.name, row.verdict, edited=of_tree))
     recorded_ones = {(one.case, one.rule) for one in remarks if one.same and one.rule}
-    print("\n".join(check.report(results, recorded_ones if not given.config else ())))
+    print("\n".join(check.report(results, recorded_ones if not given.config else (), rows)))
     print()
     for remark in remarks:
         print(f"{remark.case}: {remark.text}")
+    for one in edits:
+        if [one.path, one.name] in idle:
+            print(f"note: edited, but called in none of these cases: {one}")
     hints(recorded, release, recorded_ones)
-    verdict = check.overall(results)
-    same = [remark.same for remark in remarks if record.of_case(recorded, release, remark.case)]
+    verdict = check.overall(results, rows)
+    kept = record.names(recorded, release)
+    same = [remark.same for remark in remarks if remark.case in kept or remark.code == 1]
     if same:
         verdict += ", as recorded" if all(same) else f", {same.count(False)} not as recorded"
     print(f"verdict: {verdict} (sampled)")
-    write_json(given.json, check.as_json(results, remarks, release, given.seed, bool(ended)), out)
+    write_json(given.json, check.as_json(results, remarks, release, given.seed, bool(ended), rows), out)
     if ended:
         print(f"impl.upstream: {ended}", file=sys.stderr)
     codes = {code, check.exit_code(results, remarks)} if code != 2 else {2}

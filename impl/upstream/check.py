@@ -14,12 +14,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from impl.upstream import worker_order
+from impl.upstream import kernels, worker_order
 from impl.upstream.cases import Case
 from impl.upstream.drive import Choices, generated, required, walked
+from impl.upstream.edits import Function, known_edits
 from impl.upstream.policy import Release
-from impl.upstream.record import HOLDS, REFUTED, UNDETERMINED, Remark
-from impl.upstream.releases import package_of
+from impl.upstream.record import HOLDS, KERNEL, REFUTED, UNDETERMINED, Remark
+from impl.upstream.releases import counted, package_of
 from spec import render, script
 from spec.config import Config, ConfigError
 from spec.reduce import reduce, replay, replay_made
@@ -39,6 +40,7 @@ class Refutation:
     choices: Choices
     disciplines: tuple[str, ...]
     functions: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()  # functions that the checkout's author edited, called in the run
     drawn: str = ""  # the timeline
 
 
@@ -127,25 +129,36 @@ def run_case(
     result.seconds = time.perf_counter() - began
     try:
         for rule, found in list(result.refuted.items()) if reducing and not result.stopped else ():
-            say(f"  {case.name}: {rule} broken; reducing {len(found.choices)} choices")
+            say(f"  {case.name}: {rule} broken; reducing {choices_of(found)}")
             result.refuted[rule] = reduced(config, policy, found)
     except KeyboardInterrupt:
         result.stopped = True
     return result
 
 
+def choices_of(found: Refutation) -> str:
+    """How long its run is."""
+    return counted(len(found.choices), "choice", "choices")
+
+
 def reduced(config: Config, policy: Release, found: Refutation) -> Refutation:
     """The same refutation with as few choices as the reducer finds, drawn, and who decided."""
     short = reduce(config, policy, found.choices, found.rule)
+    ran(policy)
     world = replay(config, policy, short, record=True)
     verdict = world.verdict or next(b for b in world.disciplines if b.rule == found.rule)
     drawn = render.text(config, f"vllm {policy.child.release}", world.events)
+    edited = tuple(map(str, ran(policy)))
     return Refutation(
         verdict.rule,
         verdict.text,
         short,
         tuple(breach.rule for breach in world.disciplines),
-        tuple(decided_by(policy, config, world)),
+        tuple(
+            f"{line}{' (edited)' if line.endswith(edited) else ''}"
+            for line in decided_by(policy, config, world)
+        ),
+        edited,
         drawn,
     )
 
@@ -187,6 +200,15 @@ ORDERS = {
     "PreProcess": worker_order.Does.PRECOPY,
     "PostProcess": worker_order.Does.POSTPROCESS,
 }
+
+
+def ran(policy: Release) -> list[Function]:
+    """The functions that the checkout's author edited and that were called since the last time."""
+    edits = known_edits(policy.child.tree, policy.child.release)
+    if not edits:
+        return []
+    called = policy.child.ask("watch", functions=[[one.path, one.name] for one in edits])["called"]
+    return [one for one in edits if [one.path, one.name] in called]
 
 
 def decided_by(policy: Release, config: Config, world: World) -> Iterator[str]:
@@ -231,20 +253,33 @@ def rule_verdicts(results: Sequence[CaseResult]) -> dict[str, tuple[str, int]]:
     return verdicts
 
 
-def report(results: Sequence[CaseResult], briefly: Container[tuple[str, str]] = frozenset()) -> Iterator[str]:
-    """The text that a check ends with; refutations (case, rule) named in ``briefly`` are not drawn."""
+def report(
+    results: Sequence[CaseResult],
+    briefly: Container[tuple[str, str]] = frozenset(),
+    interpreted: Sequence[kernels.Row] = (),
+) -> Iterator[str]:
+    """The text that a check ends with; refutations (case, rule) named in ``briefly`` are not drawn.
+    ``interpreted`` are the outcomes of kernel scenarios."""
     for result in results:
         for found in result.refuted.values():
             if (result.case, found.rule) in briefly:
                 continue
             yield ""
-            yield f"{result.case}: consequence {found.rule} refuted in {len(found.choices)} choices"
+            yield f"{result.case}: consequence {found.rule} refuted in {choices_of(found)}"
             yield from ("  " + script.line(choice) for choice in found.choices)
             yield ""
             yield from found.drawn.splitlines()
             yield f"both values: {found.text}"
+            yield from ("edited, and called in this run: " + line for line in found.edited)
             yield from ("decided by " + line for line in found.functions)
-    wide = 2 + max((len(result.case) for result in results), default=18)
+    shown = [row for row in interpreted if row.verdict == REFUTED and (row.name, KERNEL) not in briefly]
+    for row in shown:
+        yield ""
+        yield f"{row.name}: refuted by the tree's own kernels, interpreted"
+        yield f"both values: {row.seen}"
+        yield from ("edited: " + line for line in row.edited)
+    names = [result.case for result in results] + [row.name for row in interpreted]
+    wide = 2 + max(map(len, names), default=18)
     yield ""
     yield f"{'case':<{wide}}{'verdict':<14}{'runs':>6}{'choices':>9}{'steps':>8}{'steps/s':>9}  seen"
     for result in results:
@@ -256,6 +291,8 @@ def report(results: Sequence[CaseResult], briefly: Container[tuple[str, str]] = 
         )
         if result.missing and not result.refuted and not result.refused:
             yield f"{'':<{wide}}permitted, but did not happen: {', '.join(result.missing)}"
+    for row in interpreted:
+        yield f"{row.name:<{wide}}{row.verdict:<14}{'shown above' if row in shown else row.seen}"
     yield ""
     yield f"{'invariant':<34}{'kind':<13}{'verdict':<15}{'applied':>10}"
     verdicts = rule_verdicts(results)
@@ -267,9 +304,10 @@ def report(results: Sequence[CaseResult], briefly: Container[tuple[str, str]] = 
         yield f"not exercised by these cases: {', '.join(idle)}"
 
 
-def overall(results: Sequence[CaseResult]) -> str:
+def overall(results: Sequence[CaseResult], interpreted: Sequence[kernels.Row] = ()) -> str:
     """The verdict of a check; cases that a release cannot be given do not count."""
     verdicts = {result.verdict for result in results if not result.refused}
+    verdicts |= {row.verdict for row in interpreted}
     if REFUTED in verdicts:
         return REFUTED
     return HOLDS if verdicts == {HOLDS} else UNDETERMINED
@@ -278,19 +316,24 @@ def overall(results: Sequence[CaseResult]) -> str:
 def exit_code(results: Sequence[CaseResult], remarks: Sequence[Remark]) -> int:
     """1 for a refutation that is not recorded, else 3 if something is undetermined that should not be."""
     codes = {remark.code for remark in remarks}
-    if all(result.refused for result in results):
+    if results and all(result.refused for result in results):
         codes.add(3)  # nothing was driven
     return 1 if 1 in codes else 3 if 3 in codes else 0
 
 
 def as_json(
-    results: Sequence[CaseResult], remarks: Sequence[Remark], release: str, seed: int, stopped: bool
+    results: Sequence[CaseResult],
+    remarks: Sequence[Remark],
+    release: str,
+    seed: int,
+    stopped: bool,
+    interpreted: Sequence[kernels.Row] = (),
 ) -> dict[str, Any]:
     """The machine-readable report."""
     return {
         "release": release,
         "seed": seed,
-        "verdict": overall(results),
+        "verdict": overall(results, interpreted),
         "as_recorded": all(remark.same for remark in remarks),
         "stopped": stopped,
         "record": [{"case": r.case, "text": r.text, "as_recorded": r.same} for r in remarks],
@@ -299,6 +342,7 @@ def as_json(
             for name, (verdict, applied) in rule_verdicts(results).items()
         },
         "cases": {result.case: plain(result) for result in results},
+        "kernels": {row.name: {"verdict": row.verdict, "seen": row.seen} for row in interpreted},
     }
 
 
@@ -325,7 +369,7 @@ def refutation(found: Refutation) -> dict[str, Any]:
         "choices": lines(found.choices),
         "disciplines": list(found.disciplines),
         "functions": list(found.functions),
-    }
+    } | ({"edited": list(found.edited)} if found.edited else {})
 
 
 def lines(choices: Choices) -> list[str]:

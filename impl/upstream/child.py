@@ -27,6 +27,10 @@ Plain = dict[str, Any]
 class Died(Exception):
     """The process ended or stopped answering; the message holds its exit status and last words."""
 
+    def __init__(self, message: str, signalled: bool = False) -> None:
+        super().__init__(message)
+        self.signalled = signalled  # it ended by a signal of its own, such as a wrong address
+
 
 class Child:
     """One release in a process of its own; a context manager."""
@@ -111,7 +115,7 @@ class Child:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            raise Died(self._last_words()) from None
+            raise self._died() from None
         ready, _, _ = select.select([process.stdout], [], [], self.timeout_s)
         if not ready:
             process.kill()
@@ -119,13 +123,13 @@ class Child:
             raise Died(f"vllm {self.release} did not answer in {self.timeout_s:g} s and was stopped")
         line = process.stdout.readline()
         if not line:
-            raise Died(self._last_words())
+            raise self._died()
         return json.loads(line)
 
-    def _last_words(self) -> str:
+    def _died(self) -> Died:
         status = self._process.wait()
         self._stderr.seek(0)
         lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else "nothing on stderr"
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return f"the process of vllm {self.release} ended with {how}: {last}"
+        return Died(f"the process of vllm {self.release} ended with {how}: {last}", status < 0)

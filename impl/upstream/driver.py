@@ -25,6 +25,8 @@ Questions (``ask``), and what a reply holds beside ``changed`` (what :func:`obse
 ``pending``  -                                     ``requests``, ``work``: would an engine go on stepping?
 ``fork``     ``name``                              -: keep a copy of everything under a name
 ``back``     ``name``                              -: continue from such a copy, which stays
+``watch``    ``functions``: [path, name] pairs     ``called``: functions called since the last time;
+                                                   ``idle``: watched ones that never were
 ============ ===================================== ===================================================
 
 Any exception inside vLLM is an answer, ``crash``, with the innermost place in vLLM's own tree; the scheduler
@@ -38,9 +40,11 @@ refuses one more.
 
 from __future__ import annotations
 
+import ast
 import copy
 import logging
 import os
+import re
 import sys
 import traceback
 from collections import Counter, deque
@@ -49,9 +53,12 @@ from typing import Any
 
 from impl.upstream import observe, patches
 from impl.upstream.listen import LISTENER, install
+from impl.upstream.watch import Watch
+from impl.upstream.watch import __file__ as WATCH
 from spec.config import Config, ConfigError, Group, Kind
 
 Plain = dict[str, Any]
+BYTES = re.compile(r"""b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*\"""")  # as repr writes them
 
 
 class Misuse(Exception):
@@ -108,6 +115,20 @@ class Engine:
         if fresh := self.hashes.take_fresh():
             reply["hashes"] = fresh
         return reply
+
+    def readable(self, message: str) -> str:
+        """A message with the keys in it named by their group and prefix; other bytes as a few hex digits."""
+
+        def named(found: re.Match[str]) -> str:
+            raw = ast.literal_eval(found[0])
+            group, covers = self.hashes.meaning(raw)
+            if not covers or (group is not None and group >= len(self.config.groups)):
+                return f"0x{raw.hex()[:12]}{'...' if len(raw) > 6 else ''}"
+            of = "" if group is None else f"of group {self.config.groups[group].name} "
+            return f"{of}up to {covers} tokens"
+
+        self.learn()
+        return BYTES.sub(named, message)
 
     # ---- questions
     # ------------------------------------------------------------------------------------------
@@ -329,6 +350,8 @@ def crash_of(error: BaseException) -> Plain | None:
     tree = os.path.dirname(os.path.abspath(vllm.__file__))
     here = os.path.dirname(os.path.abspath(__file__))
     frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[-1].filename == WATCH:  # called with other arguments than it takes
+        frames.pop()
     inside = [frame for frame in frames if frame.filename.startswith(tree + os.sep)]
     if not inside or frames[-1].filename.startswith(here + os.sep):
         return None
@@ -344,6 +367,7 @@ class Server:
         self.crashed = False
         self.forks: dict[str, Engine] = {}
         self.undo: list[patches.Undo] = []
+        self.watch = Watch()
 
     def answer(self, question: Plain) -> Plain:
         """One question, one reply; never raises for what vLLM does."""
@@ -353,6 +377,8 @@ class Server:
             match ask:
                 case "load":
                     return self._load()
+                case "watch":
+                    return self._watch(arguments["functions"])
                 case "new":
                     self.engine, self.crashed = None, False
                     self._patch(arguments.get("patches", ()))
@@ -371,7 +397,7 @@ class Server:
                 self.forks[arguments["name"]] = copy.deepcopy(self.engine)
                 return {}
             if ask not in QUESTIONS:
-                known = ", ".join(("load", "new", "back", "fork", *QUESTIONS))
+                known = ", ".join(("load", "watch", "new", "back", "fork", *QUESTIONS))
                 raise Misuse(f"unknown question {ask!r}; known: {known}")
             reply: Plain = getattr(self.engine, ask)(**arguments)
             if ask in ("state", "pending"):
@@ -400,6 +426,12 @@ class Server:
             return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         return {"at": os.path.abspath(vllm.__file__)}
 
+    def _watch(self, functions: Iterable[Iterable[str]]) -> Plain:
+        """What was called, and watch these, too."""
+        called = self.watch.take()
+        self.watch.add((path, name) for path, name in functions)
+        return {"called": called, "idle": sorted(self.watch.known - self.watch.ever)}
+
     def _patch(self, names: Iterable[str]) -> None:
         """Take the last scheduler's patches back and apply this one's."""
         while self.undo:
@@ -411,6 +443,8 @@ class Server:
 
     def _crashed(self, crash: Plain) -> Plain:
         self.crashed = True
+        if self.engine is not None:
+            crash["message"] = self.engine.readable(crash["message"])
         LISTENER.take()
         return {"crash": crash}
 

@@ -25,11 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from impl.upstream import cases, check
+from impl.upstream import cases, check, kernels
 from impl.upstream.cases import Case
 from impl.upstream.child import Child
 from impl.upstream.drive import walked
-from impl.upstream.env import Unavailable, cache_directory, prepared, with_kernels
+from impl.upstream.env import Unavailable, cache_directory, prepared
 from impl.upstream.patches import MUTANTS
 from impl.upstream.policy import AdapterError, Release
 from impl.upstream.record import (
@@ -43,7 +43,7 @@ from impl.upstream.record import (
     recorded,
     runs_of,
 )
-from impl.upstream.releases import KNOWN, require_known
+from impl.upstream.releases import KNOWN, counted, require_known
 from spec import script
 from spec.config import ConfigError
 from spec.outputs import set_aside, write_json, write_whole
@@ -68,41 +68,11 @@ MUTANT_RUNS = 200
 
 
 def kernel_rows(release: str) -> dict[str, tuple[str, str]]:
-    """The release's own state-copy kernels in Triton's interpreter: row -> (verdict, what was seen).
-
-    Three requests of four-token state blocks decode with two drafts; before their post-process runs, two of
-    them are gathered again in another order.  Only slot 2 reaches a boundary: its own block must be written,
-    from its own scratch state.  Then a request resumes at 8 tokens while the smallest block is 2: its state
-    is in column 1.
-    """
-    use = prepared(release)
+    """The release's own state-copy kernels in Triton's interpreter: row -> (verdict, what was seen)."""
     try:
-        environment = with_kernels(use)
+        return {row.name: (row.verdict, row.seen) for row in kernels.rows(prepared(release))}
     except Unavailable as error:
-        return dict.fromkeys(("kernel-late-rows", "kernel-resume-column"), (UNDETERMINED, str(error)))
-    with Child(use, module="impl.upstream.statecopy", environment=environment) as child:
-        ask = child.ask
-        ask("new", slots=3, drafts=2, block_tokens=4, cache_block_tokens=2)
-        resumed = ask("add", slot=0, computed=8)["column"]
-        for slot in range(3):
-            ask("row", slot=slot, blocks=[10 * slot + col for col in range(1, 7)], overwrite=True)
-            ask("add", slot=slot, computed=0)
-        order = [2, 0, 1]
-        ask("gather", slots=order)
-        ask("before", slots=order, lengths=[6, 6, 6], computed=[0, 0, 0])
-        ask("after", slots=order, sampled=[1, 1, 1], computed=[6, 6, 6])
-        ask("gather", slots=order)
-        ask("before", slots=order, lengths=[3, 3, 3], computed=[6, 6, 6])
-        ask("gather", slots=[1, 2])
-        late = ask("after", slots=order, sampled=[3, 1, 1], computed=[7, 7, 9])["copied"]
-    written = {int(block): held[0] for block, held in late.items()}
-    return {
-        "kernel-late-rows": (
-            HOLDS if written == {22: 24} else REFUTED,
-            "writes " + ", ".join(f"block {to} from {source}" for to, source in written.items()),
-        ),
-        "kernel-resume-column": (HOLDS if resumed == 1 else REFUTED, f"starts from column {resumed}"),
-    }
+        return dict.fromkeys(kernels.BY_NAME, (UNDETERMINED, str(error)))
 
 
 def mutant_row(release: Release, mutant: str, seed: int, choices: int | None) -> dict[str, Any]:
@@ -290,11 +260,11 @@ def differences(made: dict[str, Any], recorded: dict[str, Any]) -> Iterator[tupl
                 causes = [found["disciplines"] for found in row["refuted"].values()]
                 if not any(CAUSE[name] in disciplines for disciplines in causes):
                     yield f"{release} {name}: refuted, but not by {CAUSE[name]}", 1
-        for name, by in (("kernel-late-rows", "late-rows"), ("kernel-resume-column", "resume-column")):
-            verdict = rows["kernels"].get(name, {}).get("verdict")
-            want = REFUTED if release in HISTORY[by] else HOLDS
+        for scenario in kernels.SCENARIOS:
+            verdict = rows["kernels"].get(scenario.name, {}).get("verdict")
+            want = REFUTED if release in HISTORY.get(scenario.history, ()) else HOLDS
             if verdict not in (None, want):
-                yield f"{release} {name}: {verdict}, history says {want}", code(verdict)
+                yield f"{release} {scenario.name}: {verdict}, history says {want}", code(verdict)
         for mutant, row in rows["mutants"].items():
             if row["verdict"] != REFUTED:
                 yield f"{release} with {mutant}: not found in {row['runs']} runs", 3
@@ -319,7 +289,7 @@ def table(made: dict[str, Any]) -> Iterator[str]:
             marks = "".join(f", {name} repaired" for name in case.repairs)
             cells = [cell(made[release]["cases"][case.name]) for release in releases]
             yield f"| {case.name}: {case.why} | `{case.config}`{marks} | " + " | ".join(cells) + " |"
-    for name in ("kernel-late-rows", "kernel-resume-column"):
+    for name in kernels.BY_NAME:
         rows = [made[release]["kernels"].get(name) for release in releases]
         if any(rows):
             cells = [f"{row['verdict']}: {row['seen']}" if row else "" for row in rows]
@@ -354,7 +324,10 @@ def run_matrix(given: argparse.Namespace) -> int:
         require_known(release)
         prepared(release)
     todo = [case for case in cases.CASES if case.default or not given.default]
-    print(f"matrix: vllm {', '.join(given.releases)}; {len(todo)} cases; seed {given.seed}", flush=True)
+    print(
+        f"matrix: vllm {', '.join(given.releases)}; {counted(len(todo), 'case', 'cases')}; seed {given.seed}",
+        flush=True,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         made = run_releases(given)

@@ -32,6 +32,7 @@ class Hashes:
         self._numbers: dict[bytes, int] = {}
         self._names: dict[bytes, str] = {}
         self._fresh: Plain = {}
+        self._covers: dict[int, int] = {0: 0}  # number -> tokens
 
     def learn(self, request: Any, known: int) -> int:
         """Name a request's hashes past the first ``known``; returns how many it has."""
@@ -43,6 +44,7 @@ class Hashes:
                 number = self._numbers[raw] = len(self._numbers) + 1
                 start, end = index * self._block_tokens, (index + 1) * self._block_tokens
                 parent = self._numbers[bytes(hashes[index - 1])] if index else 0
+                self._covers[number] = end
                 self._fresh[str(number)] = {
                     "parent": parent,
                     "tokens": list(tokens[start:end]),
@@ -61,6 +63,14 @@ class Hashes:
             if number:
                 self._names[raw] = name
         return name
+
+    def meaning(self, raw: bytes) -> tuple[int | None, int]:
+        """Group and covered tokens of a key of the pool or the tier; no group for a hash alone, and 0 tokens
+        for bytes that no live request has shown."""
+        if raw in self._numbers:
+            return None, self._covers[self._numbers[raw]]
+        group, number = map(int, self.key(raw).split(":"))
+        return group, self._covers[number]
 
     def take_fresh(self) -> Plain:
         """Hashes named since the last call, by number."""

@@ -24,6 +24,7 @@ Plain = dict[str, Any]
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
 HOLDS, REFUTED, UNDETERMINED = "holds", "refuted", "undetermined"
+KERNEL = "kernel"  # stands for the rule in a remark about a kernel scenario
 
 #: repair -> the finding that it repairs, a heading of docs/findings.md
 FINDINGS = {
@@ -84,6 +85,12 @@ def of_case(record: Plain, release: str, case: str) -> Plain | None:
     return row
 
 
+def names(record: Plain, release: str) -> set[str]:
+    """The cases and kernel scenarios that have a record."""
+    rows = record.get(release, {})
+    return {*rows.get("cases", {}), *rows.get("kernels", {})}
+
+
 def repairs_of(record: Plain, release: str, case: str, rule: str) -> tuple[str, ...]:
     """The repairs with any one of which the recorded run of a refutation survives."""
     row = of_case(record, release, case) or {"refuted": {}}
@@ -120,6 +127,22 @@ def compared(record: Plain, release: str, case: str, row: Plain, *, edited: bool
     is recorded as refuted there a further rule is told, and calls for nothing.
     """
     return list(_compared(record, release, case, row, edited))
+
+
+def kernel_compared(record: Plain, release: str, name: str, verdict: str, *, edited: bool = False) -> Remark:
+    """A kernel scenario's outcome beside the recorded one, by the rules of :func:`compared`; one that has no
+    record should hold."""
+    row = record.get(release, {}).get("kernels", {}).get(name)
+    before = row["verdict"] if row else None
+    if verdict == before:
+        where = ", docs/upstream.md" if verdict == REFUTED else ""
+        return Remark(
+            name, f"{verdict}, as recorded{where}", same=True, rule=KERNEL if verdict == REFUTED else ""
+        )
+    beside = f"recorded is {before}" if before else "no record of this scenario"
+    if verdict == HOLDS:
+        return Remark(name, f"holds, {beside}", code=0 if edited or not before else 1)
+    return Remark(name, f"{verdict}, {beside}", code=1 if verdict == REFUTED else 3)
 
 
 def _compared(record: Plain, release: str, case: str, row: Plain, edited: bool) -> Iterator[Remark]:

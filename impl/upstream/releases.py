@@ -123,10 +123,17 @@ class Tree:
     version: str | None  # what the tree says of itself, if anything
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """``1 case`` or ``2 cases``."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def require_known(release: str) -> str:
     """The release, or :class:`UnknownRelease` naming the known ones."""
     if release not in KNOWN:
-        raise UnknownRelease(f"vllm {release} is not a known release; known: {', '.join(KNOWN)}")
+        raise UnknownRelease(
+            f"vllm {release or repr(release)} is not a known release; known: {', '.join(KNOWN)}"
+        )
     return release
 
 
@@ -228,7 +235,7 @@ def recognise(directory: Path) -> Tree:
     differ = [item for item in have if have[item] != known[nearest].get(item)]
     raise UnknownRelease(
         f"{directory} matches no known release ({', '.join(KNOWN)}); nearest is {nearest}, "
-        f"{len(differ)} signatures differ, first {differ[0]}"
+        f"{counted(len(differ), 'signature differs', 'signatures differ')}, first {differ[0]}"
     )
 
 

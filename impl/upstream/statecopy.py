@@ -2,18 +2,19 @@
 
 The v2 runner's tables (``BlockTables``), hybrid model state and align kernels are built as on one rank, with
 small integer states that say where they came from: before anything is copied, position i of block b's
-convolution window holds ``100 * b + i`` and its recurrent state holds ``b``.  After a copy every block that
-changed therefore names its source, column and offset included.  A wrong address is a segmentation fault,
-hence a process of its own:
+convolution window holds ``100 * b + i`` and its recurrent state holds ``b``, in every byte or half word.
+After a copy every block that changed therefore names its source, column and offset included, and a copy of
+too few bytes shows.  A wrong address is a segmentation fault, hence a process of its own:
 
     Child(use, module="impl.upstream.statecopy", environment=with_kernels(use))
 
-Questions: ``new`` (``slots``, ``drafts``, ``block_tokens``, ``cache_block_tokens``, ``blocks``, ``columns``),
-``row`` (``slot``, ``blocks``, ``overwrite``), ``add`` (``slot``, ``computed``), ``gather`` (``slots`` of the
-batch rows),
-``before`` (``slots``, ``lengths``, ``computed`` of every slot), ``after`` (``slots`` with -1 for masked rows,
-``sampled``, ``computed``), ``memory``.  Every reply holds ``copied``: {block: [recurrent source, window]} of
-the blocks that changed since the last question.
+Questions: ``new`` (``slots``, ``drafts``, ``block_tokens``, ``cache_block_tokens``, ``blocks``, ``columns``,
+``elements`` of a recurrent state and ``element_bytes``, 2 or 4), ``row`` (``slot``, ``blocks``,
+``overwrite``), ``add`` (``slot``, ``computed``), ``gather`` (``slots`` of the batch rows), ``mappings``
+(``slots``, ``lengths``, ``computed`` of every slot), ``before`` (the same), ``after`` (``slots`` with -1 for
+masked rows, ``sampled``, ``computed``), ``memory``, ``relabel``.  Every reply holds ``copied``:
+{block: [recurrent source, window]} of the blocks that changed since the last question; a source is a list
+where the parts of one state or position came from several.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ def _prepare_modules() -> None:
     mamba_hybrid.DefaultModelState.add_request = lambda *_: None
 
 
+WINDOW = 0x00010001  # a position's label in both halves of its word
+
+
+def _source(parts: list[int], repeated: int) -> int | list[int]:
+    """Where something was copied from; all its words if they are no copy of one thing."""
+    label, rest = divmod(parts[0], repeated)
+    return label if not rest and len(set(parts)) == 1 else parts
+
+
 class Rank:
     """One rank's tables, hybrid model state and state memory."""
 
@@ -67,6 +77,8 @@ class Rank:
         cache_block_tokens: int,
         blocks: int = 32,
         columns: int = 16,
+        elements: int = 4,
+        element_bytes: int = 4,
     ) -> None:
         import torch
         from vllm.v1 import kv_cache_interface as kv
@@ -77,20 +89,20 @@ class Rank:
         self.torch = torch
         device = torch.device("cpu")
         width = drafts + 3
+        whole = {2: torch.int16, 4: torch.int32}[element_bytes]
         spec = kv.MambaSpec(
             block_size=block_tokens,
-            shapes=((width, 2), (4,)),
-            dtypes=(torch.int32, torch.int32),
+            shapes=((width, 2), (elements,)),
+            dtypes=(torch.int32, whole),
             mamba_cache_mode="align",
             num_speculative_blocks=drafts,
         )
         group = accepted(kv.KVCacheGroupSpec, layer_names=["layer.0"], kv_cache_spec=spec)
         self.config = kv.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group])
-        ids = torch.arange(blocks, dtype=torch.int32)
-        window = 100 * ids[:, None, None] + torch.arange(width, dtype=torch.int32)[None, :, None]
-        self.window = window.expand(blocks, width, 2).contiguous()
-        self.state = ids[:, None].expand(blocks, 4).contiguous()
-        self.seen = self._memory()
+        self.window = torch.zeros((blocks, width, 2), dtype=torch.int32)
+        self.state = torch.zeros((blocks, elements), dtype=whole)
+        self.repeated = {2: 0x0101, 4: 0x01010101}[element_bytes]
+        self.relabel()
         self.tables = accepted(
             BlockTables,
             block_sizes=[block_tokens],
@@ -131,8 +143,20 @@ class Rank:
             model.initialize_kv_cache(self.config, self.tables)
         self.gathered: Any = None
 
+    def relabel(self) -> Plain:
+        """Every block names itself again."""
+        ids = self.torch.arange(len(self.state), dtype=self.torch.int32)
+        places = self.torch.arange(self.window.shape[1], dtype=self.torch.int32)
+        self.window[:] = WINDOW * (100 * ids[:, None] + places)[:, :, None]
+        self.state[:] = self.repeated * ids[:, None]
+        self.seen = self._memory()
+        return {}
+
     def _memory(self) -> list[Any]:
-        return [[int(s[0]), [int(v) for v in w[:, 0]]] for s, w in zip(self.state, self.window, strict=True)]
+        return [
+            [_source(state, self.repeated), [_source(place, WINDOW) for place in window]]
+            for state, window in zip(self.state.tolist(), self.window.tolist(), strict=True)
+        ]
 
     def copied(self) -> Plain:
         """Blocks that changed since the last look, and what they hold now."""
@@ -165,6 +189,20 @@ class Rank:
             num_computed_tokens=computed,
         )
         return {"rows": [[int(block) for block in row] for row in self.gathered[0]]}
+
+    def mappings(self, slots: list[int], lengths: list[int], computed: list[int]) -> Plain:
+        """Slot of each token of a step in the group's cache, and of two tokens of padding."""
+        torch = self.torch
+        starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
+        rows = zip(slots, lengths, strict=True)
+        positions = [computed[slot] + place for slot, length in rows for place in range(length)]
+        found = self.tables.compute_slot_mappings(
+            idx_mapping=torch.tensor(slots, dtype=torch.int32),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            num_tokens_padded=len(positions) + 2,
+        )
+        return {"mappings": found[0].tolist()}
 
     def before(self, slots: list[int], lengths: list[int], computed: list[int]) -> Plain:
         """Pre-process and pre-copy of a step; the running columns and accepted counts after it, by slot."""
@@ -207,7 +245,7 @@ def main() -> None:
     os.dup2(2, 1)
     _prepare_modules()
     rank: Rank | None = None
-    known = ("row", "add", "gather", "before", "after", "memory")
+    known = ("row", "add", "gather", "mappings", "before", "after", "memory", "relabel")
     for line in sys.stdin:
         question = json.loads(line)
         ask = question.pop("ask")

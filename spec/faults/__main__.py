@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,14 @@ from spec.faults import CATALOGUE, own
 from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENESS, Fault
 from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
 from spec.outputs import check_target, set_aside, write_json, write_whole
+from spec.ownfile import OwnFileError
 from spec.reduce import reduce, replay
 from spec.rules import BY_NAME
 from spec.usage import JSON_HELP, OneLineParser, command, natural, one_line
 
 RECORD = Path(__file__).parent / "record.json"
 READ = "0.33.0"  # the vLLM release that entries without a public report come from
-ALONE = {"seeds": 1, "states": 2000, "jobs": 2, "machine": "unnamed machine"}  # options of catalogue hunts
+ALONE = {"states": 2000, "jobs": 2, "machine": "unnamed machine"}  # options of catalogue hunts
 
 
 class UsageError(ValueError):
@@ -163,26 +164,35 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
     """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it, all answers
     of one were the reference's, or the hunt was stopped, else 0.
 
-    Raises :class:`~spec.faults.own.FaultFileError`."""
+    Raises :class:`~spec.ownfile.OwnFileError`."""
     plain, asked, differed = own.load(path), Counter[str](), Counter[str]()
     fault = own.watched(plain, path, asked, differed)
-    outcome, without, stopped = Hunt(fault.name), "", False
+    seeds = f"seed {args.seed}" if args.seeds == 1 else f"seeds {args.seed} to {args.seed + args.seeds - 1}"
+    hits, without, stopped = list[Hunt](), "", False
     try:
         for name in fault.bites:
             before = asked.copy()
-            outcome = found_in(configs.find(name), fault, path, args)
-            if outcome.choices:
-                without = tried_without(fault, outcome, args)
-                print(f"\nwithout the fault: {without}")
+            for hit in found_in(configs.find(name), fault, path, args):
+                hits.append(hit)
+            if hits:
                 break
             idle = own.never_asked(fault.change, asked - before, [configs.find(name)])
             print(
                 f"{fault.name}: not refuted in {name} "
-                f"({args.runs} runs of {args.choices} choices, seed {args.seed})"
+                f"({args.runs} runs of {args.choices} choices, {seeds})"
                 + "".join(f"; {decision} was never asked" for decision in idle)
             )
     except KeyboardInterrupt:
         stopped = True
+    outcome = min(hits, key=lambda hit: len(hit.choices), default=Hunt(fault.name))
+    try:
+        if hits:
+            show_hit(fault, outcome, hits)
+            without = "" if stopped else tried_without(fault, outcome, args)
+            print(f"\nwithout the fault: {without or 'not tried'}")
+    except KeyboardInterrupt:
+        stopped = True
+    if stopped:
         print("stopped before the budget was spent")
     idle = own.never_asked(fault.change, asked, [configs.find(name) for name in fault.bites])
     alike = [name for name in own.never_differed(plain, differed) if name not in idle]
@@ -193,43 +203,57 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
     why = {"holds": " (sampled, not proved)", "undetermined": untried}
     print(f"verdict: {verdict}{why.get(verdict, '')}")
     record = {
-        "command": args.command, "file": path, "verdict": verdict, "seed": args.seed, "runs": args.runs,
-        "choices": args.choices, "never_asked": idle, "never_differed": alike, "stopped": stopped,
-        "without_the_fault": without, "hunt": asdict(outcome),
+        "command": args.command, "file": path, "verdict": verdict, "seed": args.seed, "seeds": args.seeds,
+        "runs": args.runs, "choices": args.choices, "never_asked": idle, "never_differed": alike,
+        "stopped": stopped, "without_the_fault": without, "hunt": asdict(outcome),
     }  # fmt: skip
     write_json(args.json, record, args.out)
     return {"refuted": 1, "undetermined": 3, "holds": 0}[verdict]
 
 
-def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) -> Hunt:
-    """Hunt a fault of a file in one configuration; what was found is shown.
+def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) -> Iterator[Hunt]:
+    """The shortened runs that refute a fault of a file in one configuration, at most one a seed.
 
-    Raises :class:`~spec.faults.own.FaultFileError`."""
+    Raises :class:`~spec.ownfile.OwnFileError`."""
     policy = own.guarded(fault.policy, path)
-    found = find(config, policy, runs=args.runs, choices=args.choices, seed=args.seed)
-    if found is None:
-        return Hunt(fault.name)
-    breach = found.breach
-    try:
-        short = reduce(config, policy, found.choices, breach.rule)
-    except ValueError:
-        raise own.FaultFileError(
-            f"{path}: the same run gives another result the second time: its functions must not draw numbers "
-            "or remember anything"
-        ) from None
-    print(f"refuted: {fault.name} in {config.name}, found in run {found.runs} ({found.seconds:.2f} s)")
-    show_run(fault, config, short)
-    return Hunt(
-        fault.name, config.name, breach.rule, breach.text, choices=short, runs=found.runs,
-        seconds=found.seconds,
-    )  # fmt: skip
+    for seed in range(args.seed, args.seed + args.seeds):
+        found = find(config, policy, runs=args.runs, choices=args.choices, seed=seed)
+        if found is None:
+            continue
+        breach = found.breach
+        try:
+            short = reduce(config, policy, found.choices, breach.rule)
+        except ValueError:
+            raise OwnFileError(
+                f"{path}: the same run gives another result the second time: its functions must not draw "
+                "numbers or remember anything"
+            ) from None
+        yield Hunt(
+            fault.name, config.name, breach.rule, breach.text, choices=short, runs=found.runs,
+            seconds=found.seconds,
+        )  # fmt: skip
+
+
+def show_hit(fault: Fault, outcome: Hunt, hits: Sequence[Hunt]) -> None:
+    """Print the shortest run of those that were found."""
+    others = ", ".join(str(len(hit.choices)) for hit in hits)
+    among = f"; the shortest of {len(hits)} seeds' runs ({others} choices)" if len(hits) > 1 else ""
+    print(
+        f"refuted: {fault.name} in {outcome.config}, found in run {outcome.runs} "
+        f"({outcome.seconds:.2f} s){among}"
+    )
+    show_run(fault, config_of(fault, outcome), outcome.choices)
+
+
+def config_of(fault: Fault, outcome: Hunt) -> Config:
+    """The configuration, perhaps of a file, in which a fault of a file was found."""
+    return next(one for one in map(configs.find, fault.bites) if one.name == outcome.config)
 
 
 def tried_without(fault: Fault, outcome: Hunt, args: argparse.Namespace) -> str:
     """What the repaired twin, which has ``base`` and nothing else, does on the same choices and in a few runs
     of its own: what breaks there too is not the fault's doing."""
-    config = next(one for one in map(configs.find, fault.bites) if one.name == outcome.config)
-    runs = max(20, args.runs // 16)
+    config, runs = config_of(fault, outcome), max(20, args.runs // 16)
     broken = replay(config, fault.repaired, outcome.choices).verdict
     again = find(config, fault.repaired, runs=runs, choices=args.choices, seed=args.seed)
     where = "in the same run" if broken else f"in one of {runs} runs of its own"
@@ -346,7 +370,12 @@ def main(argv: list[str] | None = None) -> int:
     hunting.add_argument("--choices", type=int, default=200, metavar="N")
     hunting.add_argument("--seed", type=natural, default=0, metavar="S")
     hunting.add_argument(
-        "--seeds", type=int, help="repeat the search from this many seeds; times are medians (default 1)"
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="search from this many seeds (default 1): of a file's fault the shortest run is kept, in the "
+        "catalogue's hunts times are medians",
     )
     hunting.add_argument("--states", type=int, help="states of the breadth-first search (default 2000)")
     hunting.add_argument("--jobs", type=int, help="processes (default 2)")
@@ -365,7 +394,7 @@ def main(argv: list[str] | None = None) -> int:
             return show(named(args.name))
         args.command = shlex.join(["python", "-m", "spec.faults", *(sys.argv[1:] if argv is None else argv)])
         return start(args)
-    except (UsageError, own.FaultFileError) as error:
+    except (UsageError, OwnFileError) as error:
         print(f"spec.faults: {one_line(error)}", file=sys.stderr)
         return 2
 

@@ -8,14 +8,12 @@ reference does whenever it was asked, has not been tried.
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from pathlib import Path
-from types import ModuleType, UnionType
+from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from spec import config as configs
@@ -23,6 +21,7 @@ from spec.chains import Chains
 from spec.config import Config
 from spec.faults import CATALOGUE
 from spec.faults.fault import DECISION, LIVENESS, Fault
+from spec.ownfile import OwnFileError, in_words, line_in, module_of, place
 from spec.policy import Policy, PolicyError
 from spec.reference import Decisions
 from spec.walk import PolicyFactory
@@ -31,48 +30,18 @@ WORDS = ("name", "mechanism", "kind", "did", "repair")  # fields of a fault that
 LISTS = ("source", "bites", "harmless", "cases")  # and those that are tuples of text
 
 
-class FaultFileError(Exception):
-    """The file is wrong, not the decision; the message is the one line that is shown.
-
-    No ``ValueError``, so that it does not pass for an error of the policy."""
-
-
 # -- reading ---------------------------------------------------------------------------------------------
 
 
 def load(path: str) -> Fault:
-    """The checked ``FAULT`` of a Python file.  Raises :class:`FaultFileError`."""
-    if Path(path).is_dir():
-        raise FaultFileError(f"{path}: is a folder; name a file")
-    if not Path(path).exists():
-        raise FaultFileError(f"{path}: no such file")
-    if Path(path).suffix != ".py":
-        raise FaultFileError(f"{path}: not a Python file; its name must end in .py")
-    module = ModuleType("fault_file")
-    module.__file__ = path
-    sys.modules[module.__name__] = module  # a dataclass looks its module up there
-    try:
-        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file raises is told in one line
-        line = getattr(error, "lineno", None) or line_in(error, path)
-        raise FaultFileError(f"{path}{f':{line}' if line else ''}: {in_words(error)}") from None
+    """The checked ``FAULT`` of a Python file.  Raises :class:`OwnFileError`."""
+    module = module_of(path, "fault_file")
     fault = getattr(module, "FAULT", None)
     if not isinstance(fault, Fault):
-        raise FaultFileError(f"{path}: must define FAULT = Fault(...) (from spec.faults import Fault)")
+        raise OwnFileError(f"{path}: must define FAULT = Fault(...) (from spec.faults import Fault)")
     for problem in problems(fault):
-        raise FaultFileError(f"{path}: FAULT.{problem}")
+        raise OwnFileError(f"{path}: FAULT.{problem}")
     return fault
-
-
-def in_words(error: BaseException) -> str:
-    """An error in one line."""
-    return " ".join(f"{type(error).__name__}: {getattr(error, 'msg', error)}".split())
-
-
-def line_in(error: BaseException, path: str) -> int | None:
-    """The last line of the file that the error passed through."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return lines[-1] if lines else None
 
 
 # -- checking --------------------------------------------------------------------------------------------
@@ -222,8 +191,8 @@ class Guarded:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 if last.filename != self.path and not isinstance(error, SystemExit):
                     raise  # nothing but the file calls exit()
-                at = line_in(error, self.path)
-                raise FaultFileError(f"{self.path}{f':{at}' if at else ''}: {in_words(error)}") from None
+                at = place(self.path, line_in(error, self.path))
+                raise OwnFileError(f"{at}: {in_words(error)}") from None
 
         return ask
 
@@ -258,7 +227,7 @@ def answering_right(changes: Mapping[str, Any], path: str) -> dict[str, Any]:
                 code = getattr(decide, "__code__", None)
                 at = f":{code.co_firstlineno}" if code and code.co_filename == path else ""
                 words = " or ".join(one.__name__ for one in wanted if bool not in wanted or one is bool)
-                raise FaultFileError(f"{path}{at}: {name} must answer {words}, got {answer!r}")
+                raise OwnFileError(f"{path}{at}: {name} must answer {words}, got {answer!r}")
             return answer
 
         return check

@@ -4,17 +4,21 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
-from spec.outputs import check_target, set_aside, write_json, write_whole
-from spec.prove import report
+from spec.outputs import OutputError, check_target, set_aside, write_json, write_whole
+from spec.ownfile import OwnFileError
+from spec.prove import own, report
 from spec.prove.engine import Outcome, Settings, TheoremResult, prove_all
 from spec.prove.solvers import BACKENDS, MissingSolver, solver
+from spec.prove.theorem import Theorem
 from spec.prove.theorems import GROUPS, theorems_of
-from spec.usage import JSON_HELP, UNDETERMINED, OneLineParser, command, natural
+from spec.usage import BAD_INPUT, JSON_HELP, UNDETERMINED, OneLineParser, command, natural, one_line
 
 DESCRIPTION = """\
 Prove the coverage and alignment theorems for all integers in their domains, and refute the historic and
-hypothetical formulas that they exclude.
+hypothetical formulas that they exclude.  With --file, judge formulas of your own: functions with the names
+and parameters of shared ones (spec/arith/), by every claim that runs them.
 
 exit codes: 0 everything as expected; 1 a theorem or lemma refuted; 3 undetermined, an expected refutation
 that was not found included; 2 bad usage or a missing solver"""
@@ -41,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "group", nargs="?", default="arith", choices=[*GROUPS, "arith"], help="arith (default) is all groups"
     )
+    made.add_argument(
+        "--file",
+        metavar="FILE",
+        help="a Python file with formulas of your own, to be judged in place of ours",
+    )
     made.add_argument("--solver", default="z3", choices=list(BACKENDS), help="default z3")
     made.add_argument(
         "--timeout", type=positive_seconds, default=60.0, metavar="S", help="seconds a theorem (60)"
@@ -65,27 +74,52 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     options = parser().parse_args(arguments)
     chosen = theorems_of(options.group)
-    if options.list:
-        for theorem in chosen:
-            print(f"{theorem.number:>3}  {theorem.group:<9} {theorem.name}")
-        return 0
+    formulas: tuple[own.Formula, ...] = ()
     check_target("--json", options.json)
     check_target("--markdown", options.markdown)
+    out = set_aside(options.json)
     try:
+        if options.file is not None:
+            if options.markdown is not None:
+                raise OwnFileError("--markdown writes the shipped theorems: leave out --file")
+            formulas = own.load(options.file)
+            chosen = own.concerned(options.file, options.group, chosen, formulas)
+        if options.list:
+            for theorem in chosen:
+                print(f"{theorem.number:>3}  {theorem.group:<9} {theorem.name}")
+            return 0
         backend = solver(options.solver)
-        if options.smt2 is not None:
-            options.smt2.mkdir(parents=True, exist_ok=True)
-    except MissingSolver as missing:
-        print(f"spec.prove: {missing}", file=sys.stderr)
-        return 2
+        _make(options.smt2)
+        settings = Settings(backend, options.timeout, options.seed, options.smt2)
+        return prove(chosen, formulas, settings, options, out)
+    except (MissingSolver, OwnFileError) as problem:
+        print(f"spec.prove: {one_line(problem)}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _make(folder: Path | None) -> None:
+    """Make the folder of ``--smt2``.  Raises :class:`OutputError`."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         why = f"{problem.strerror}; name a directory that can be made"
-        print(f"spec.prove: --smt2 {options.smt2}: {why}", file=sys.stderr)
-        return 2
-    out = set_aside(options.json)
+        raise OutputError(f"--smt2 {folder}: {why}") from None
+
+
+def prove(
+    chosen: tuple[Theorem, ...],
+    formulas: tuple[own.Formula, ...],
+    settings: Settings,
+    options: argparse.Namespace,
+    out: TextIO,
+) -> int:
+    """Prove theorems with formulas of somebody's own in place, if any, and report; returns the exit code.
+
+    Raises :class:`OwnFileError`."""
     began = time.perf_counter()
-    settings = Settings(backend, options.timeout, options.seed, options.smt2)
     told: list[TheoremResult] = []
+    compared: list[own.Compared] = []
 
     def tell(result: TheoremResult) -> None:
         """Print a theorem as soon as it is decided."""
@@ -94,16 +128,29 @@ def main(arguments: list[str] | None = None) -> int:
 
     stopped = False
     try:
-        outcome = prove_all(chosen, settings, tell)
+        for one in formulas:
+            compared.append(own.compared(one, settings))
+            print(compared[-1].text(options.file), end="\n\n", flush=True)
+        with own.in_their_places(formulas):
+            outcome = prove_all(chosen, settings, tell)
+            if formulas:
+                own.tried(options.file, outcome.theorems)
     except KeyboardInterrupt:
         stopped, outcome = True, Outcome(tuple(told), ())
         print(f"stopped: {len(told)} of {len(chosen)} theorems were decided, and lemmas were not tried\n")
     code = report.exit_code(outcome) or (UNDETERMINED if stopped else 0)
     print(report.lemma_text(outcome))
     sys.stdout.write(report.contract_text(outcome))
+    judged = {theorem.number for theorem in chosen}
+    left_out = [one.number for one in theorems_of(options.group) if one.number not in judged]
+    if formulas:
+        print(own.verdicts(told, left_out))
     print(report.summary(outcome, options.solver, time.perf_counter() - began))
     found = report.as_json(outcome, options.group, options.solver, options.seed)
-    write_json(options.json, {**found, "exit_code": code, "stopped": stopped}, out)
+    found |= {"exit_code": code, "stopped": stopped}
+    if options.file is not None:
+        found |= {"file": options.file, "formulas": [one.as_json() for one in compared], "left_out": left_out}
+    write_json(options.json, found, out)
     if options.markdown is not None and not stopped:
         write_whole(options.markdown, report.as_markdown(outcome, options.group))
     return code

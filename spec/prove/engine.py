@@ -27,7 +27,9 @@ from spec.prove.symbolic import (
     Int,
     Monomial,
     Poly,
+    TooManyPaths,
     Truth,
+    Undefined,
     conjunction,
     disjunction,
     formula_of,
@@ -101,6 +103,12 @@ def obligation(claim: Claim, fixed: dict[str, int] | None = None) -> Obligation:
     instances: dict[Formula, None] = {}
 
     def run() -> Formula:
+        try:
+            return claimed()
+        except Undefined:
+            return FALSE
+
+    def claimed() -> Formula:
         for part in domain:
             if part != TRUE:
                 context.assume(part)
@@ -393,7 +401,10 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
     instance = instance_of(claim)
     if instance is None:
         return result("undetermined", reason="no instance of the hypotheses was found")
-    owed = obligation(claim)
+    try:
+        owed = obligation(claim)
+    except TooManyPaths as many:
+        return result("undetermined", instance=instance, reason=str(many))
     common = {"lemmas": owed.lemmas, "paths": owed.paths, "instance": instance}
     left = deadline - time.perf_counter()
     if left <= 0:
@@ -402,11 +413,12 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
     if answer.status == "unsat":
         _write(settings, label, "unsat", owed.script(real_products=True))
         return result("proved", products="opaque", **common)
-    point = None
+    point, exact, why = None, not owed.products, ""
     for limit_s in (FIRST_TRY_S, settings.timeout_s):
         left = min(limit_s, deadline - time.perf_counter())
         if owed.products and left > 0:
             answer = settings.solver.check(owed.script(real_products=True), left, settings.seed)
+            exact = True
         if answer.status == "unsat":
             _write(settings, label, "unsat", owed.script(real_products=True))
             return result("proved", products="real", **common)
@@ -418,10 +430,13 @@ def prove_claim(claim: Claim, settings: Settings, deadline: float, label: str) -
         admitted, holds = holds_at(claim, candidate)
         if admitted and not holds:
             point = candidate
+        elif admitted and exact:
+            why = ", but Python runs the claim there and it holds (is a divisor negative?)"
     _write(settings, label, "unknown" if point is None else "sat", owed.script(real_products=True))
     if point is not None:
         return result("refuted", counterexample=point, **common)
-    return result("undetermined", reason=f"{settings.solver.name} answered {answer.status}", **common)
+    reason = f"{settings.solver.name} answered {answer.status}{why}"
+    return result("undetermined", reason=reason, **common)
 
 
 def refute(refutation: Refutation, settings: Settings, deadline: float, label: str) -> RefutationResult:

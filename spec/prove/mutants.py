@@ -156,7 +156,8 @@ def _divisors(parameters: tuple[str, ...]) -> Callable[[ast.expr], Iterator[tupl
     return edit
 
 
-def _compile(core: FunctionType, tree: ast.FunctionDef) -> CodeType:
+def compiled(core: FunctionType, tree: ast.FunctionDef) -> CodeType:
+    """The code of a changed core, with the core's own globals."""
     tree.decorator_list = []
     module = ast.fix_missing_locations(ast.Module([tree], []))
     namespace: dict[str, Any] = {}
@@ -174,7 +175,8 @@ def _tree(core: FunctionType) -> ast.FunctionDef:
     return tree
 
 
-def _is_predicate(core: FunctionType) -> bool:
+def is_predicate(core: FunctionType) -> bool:
+    """Whether a core returns a truth value."""
     return core.__annotations__.get("return") in (bool, "bool")
 
 
@@ -189,7 +191,7 @@ def _added(step: int) -> Callable[[ast.expr], ast.expr]:
 def _changed_returns(core: FunctionType) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Every return one more and one less, or the opposite."""
     changes: list[tuple[str, Callable[[ast.expr], ast.expr]]]
-    if _is_predicate(core):
+    if is_predicate(core):
         changes = [("the opposite", _opposite)]
     else:
         changes = [("result +1", _added(1)), ("result -1", _added(-1))]
@@ -209,7 +211,7 @@ def mutants_of(core: FunctionType) -> list[Mutant]:
     made: list[Mutant] = []
 
     def add(label: str, tree: ast.FunctionDef) -> None:
-        made.append(Mutant(core.__name__, label, ast.unparse(tree), _compile(core, tree)))
+        made.append(Mutant(core.__name__, label, ast.unparse(tree), compiled(core, tree)))
 
     for label, tree in _changed_returns(core):
         add(label, tree)

@@ -147,7 +147,7 @@ def summary(outcome: Outcome, solver: str, seconds: float) -> str:
             share("theorems", [result.verdict for result in outcome.theorems], "proved"),
             share("claims", [claim.verdict for claim in claims], "proved"),
             share("lemmas", [result.verdict for result in outcome.lemmas], "proved"),
-            share("formulas", [r.verdict for r in refutations], "refuted"),
+            *([share("formulas", [r.verdict for r in refutations], "refuted")] if refutations else []),
             f"{solver}, {seconds:.1f} s",
         )
     )
@@ -233,6 +233,8 @@ def as_markdown(outcome: Outcome, group: str) -> str:
         "refuted formula comes with the counterexample to report and the smallest one.",
         "`python -m spec.prove.mutants` changes each shared formula a little and asks whether a theorem",
         "notices; what survives is listed with its reason, or is a theorem that is missing.",
+        "`python -m spec.prove --file FORMULAS.py` judges formulas of your own by these claims",
+        "([an example](../README.md#prove-your-own-formula)).",
         "",
         "| # | theorem | verdict | claims | refutes | seconds |",
         "|---|---|---|---|---|---|",

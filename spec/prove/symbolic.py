@@ -147,6 +147,9 @@ class Bool:
     def __bool__(self) -> bool:
         return self.context.decide(self.formula)
 
+    def __repr__(self) -> str:
+        return "a symbolic truth value"
+
     def negated(self) -> "Bool":
         return Bool(self.context, negate(self.formula))
 
@@ -255,6 +258,10 @@ class Forked(RuntimeError):
     """What is to be stated on every path asked for a truth value, so it would hold on one path only."""
 
 
+class Undefined(RuntimeError):
+    """A formula has no value on this path: what is claimed there fails, unless nothing takes the path."""
+
+
 @dataclass(slots=True)
 class Context:
     """The atoms of one obligation, the divisions made over them, and the path that is being run."""
@@ -306,7 +313,11 @@ class Context:
     # division ---------------------------------------------------------------------------------------------
 
     def quotient(self, dividend: Poly, divisor: Poly) -> Int:
-        """The floor quotient, one atom for each pair of operands; records the obligation divisor > 0."""
+        """The floor quotient, one atom for each pair of operands; records the obligation divisor > 0.
+
+        Where the divisor is negative by its signs alone, as in `-(x // -c)`, both operands are negated."""
+        if divisor and all(coefficient < 0 for _, coefficient in divisor):
+            dividend, divisor = ((-Int(self, poly)).poly for poly in (dividend, divisor))
         shape, constant = _shape(divisor)
         if not shape:
             if constant <= 0:
@@ -379,6 +390,8 @@ class Context:
         if position < len(self._prefix):
             answer = self._prefix[position]
         else:
+            if len(self._pending) >= self.max_paths:  # now, not when this path ends: a loop may never end
+                raise TooManyPaths(f"more than {self.max_paths} paths")
             answer = True
             self._pending.append((*self._taken, False))
         self._taken.append(answer)
