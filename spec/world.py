@@ -87,6 +87,7 @@ class Client:
     began_at: int = -1  # tokens that it found in place when it first started
     disturbed: bool = False  # it had to start over, or caches were reset under it
     lost: tuple[int, int] = (0, 0)  # what had been lost when it arrived, on the device and on the host
+    crowd: int = 0  # host chunks taken since it arrived, at most
     shared: bool = False  # another request computed in a step of its prefill
 
 
@@ -178,7 +179,7 @@ class World:
         self.published_in: dict[int, int] = {}  # block -> step that fills it
         self.stored: dict[int, tuple[Key, tuple[int, ...]]] = {}  # host place -> what was last stored there
         # What may cost reuse, counted: a cached block was handed out anew, or the caches were reset; the tier
-        # was full or reset, or a transfer has failed.
+        # was reset, or a transfer has failed.
         self.lost_local = 0
         self.lost_host = 0
         self.forgotten: dict[int, None] = {}  # blocks that lost their key and were not handed out since
@@ -286,9 +287,10 @@ class World:
             return self.reportable(*choice[1:]) is not None
         return kind in ("reset", "drain", "quiet", "work")
 
-    def tier_is_short(self) -> bool:
-        """Whether the host tier has no room: a store may be refused, or cost another chunk its place."""
-        return len(self.book.tier) >= self.config.tier_chunks - 1
+    def host_chunks_taken(self) -> int:
+        """Host places with an entry, or on which a transfer still works although its entry is gone."""
+        flying = {place for transfer in self.transfers.values() for _, place, _ in transfer.chunks}
+        return len(flying | {chunk.place for chunk in self.book.tier.values()})
 
     def live(self, name: str) -> Client | None:
         """The client of that name whose request is not over."""
@@ -356,9 +358,15 @@ class World:
         line = [EMPTY]
         for token in tokens:
             line.append(self.chains.fold(line[-1], token))
-        lost = self.lost_local, -1 if self.tier_is_short() else self.lost_host
         self.clients[uid] = Client(
-            uid, list(tokens), line, len(tokens), outputs, self.config.drafts, lost=lost
+            uid,
+            list(tokens),
+            line,
+            len(tokens),
+            outputs,
+            self.config.drafts,
+            lost=(self.lost_local, self.lost_host),
+            crowd=self.host_chunks_taken(),
         )
         self.ask(lambda: self.policy.on_arrive(Arrival(uid, tokens, outputs)))
 
@@ -657,7 +665,9 @@ class World:
         elif kind == "evict":
             self.forgotten[decision[1]] = None
         elif kind == "tier":
-            self.lost_host += self.tier_is_short()
+            taken = self.host_chunks_taken() + 1
+            for client in self.clients.values():
+                client.crowd = max(client.crowd, taken)
         elif kind == "look":
             self.looked.setdefault(decision[1], set()).add((decision[2], decision[4], decision[5]))
         elif kind == "preempt":

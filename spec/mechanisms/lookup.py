@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spec import lookup
 from spec.arith import align, coverage
 from spec.config import Config, Group, Kind
 from spec.events import Event
@@ -174,11 +175,28 @@ def resend_is_hit(world: World, event: Event) -> None:
     before = world.clients[first]
     served = Served(before.prompt, before.prompt + before.outputs - 1, before.began_at, not before.shared)
     device, host = (now == then for now, then in zip((world.lost_local, world.lost_host), before.lost))
+    host &= before.crowd + chunks_stored(config, served) <= config.tier_chunks
     host &= config.offload and not any(t.uid == first for t in world.transfers.values())
     want = must_find(config, served, local, device=device, host=host)
     world.judge(
         "resend_is_hit", want > 0, total >= want,
         lambda: f"{uid}: hit {total} of {client.prompt} tokens, of which {first} left {want} in place",
+    )  # fmt: skip
+
+
+def hit_is_longest(world: World, event: Event) -> None:
+    """Judged at every admission: of all that lies under keys now, whoever left it, nothing was overlooked."""
+    _, uid, local, _ = event
+    config, line, known = world.config, world.clients[uid].line, world.book.requests[uid].known
+    ahead = config.hash_lookahead_tokens
+    cached = tuple(
+        frozenset(n for n in range(1, known - ahead + 1) if world.book.cached((g, n, line[n + ahead])))
+        for g in range(len(config.groups))
+    )
+    want = lookup.local_hit(config, cached, known) if config.prefix_caching else 0
+    world.judge(
+        "hit_is_longest", want > 0, local >= want,
+        lambda: f"{uid}: {local} of {known} tokens are hit in the pool, which has {want} under keys",
     )  # fmt: skip
 
 
@@ -209,6 +227,15 @@ RULES = (
         "a prompt that was served before, with everything kept, is admitted",
         "https://github.com/vllm-project/vllm/pull/57616; https://github.com/vllm-project/vllm/issues/53498",
         on=("hit",), judges=resend_is_hit,
+    ),
+    Rule(
+        "hit_is_longest", "consequence", "hit_lookup",
+        "A request finds all that the pool has of its tokens, whoever left it there: the longest prefix that "
+        "every group can serve.",
+        "a request is admitted, and the pool has a prefix that it may reuse",
+        "https://github.com/vllm-project/vllm/pull/57616; "
+        "v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator.find_longest_cache_hit",
+        on=("hit",), judges=hit_is_longest,
     ),
     Rule(
         "hit_below_known", "discipline", "hit_lookup",
