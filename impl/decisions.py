@@ -220,3 +220,4 @@ class Decisions:
     keeps_failed_store: Callable[[], bool] = _no
     lists_stored: Callable[[], bool] = _yes  # what every rank has stored can be found
     reset_keeps_places: Callable[[], bool] = _yes
+    reset_reaches: Callable[[str], bool] = _yes  # a chunk in this state is taken out of the tier

@@ -316,8 +316,9 @@ class Silent:
         return Answer()
 
 
-#: judged at a decision, but by what the ranks' memory holds and what they sampled
-NEEDS_RANKS = frozenset({"ready_chunk_exact", "output_exact"})
+#: judged at a decision, but by what the ranks' memory holds and what they sampled; or by prefixes that have
+#: other numbers in the recording
+NEEDS_RANKS = frozenset({"ready_chunk_exact", "output_exact", "hit_is_longest", "finished_is_cached"})
 
 
 def _judge_recorded(trace: Trace) -> Checked:
@@ -353,6 +354,8 @@ def _apply_recorded(world: World, event: Event, outputs: dict[str, int]) -> None
         world.choices += 1
         if kind == "arrive":
             outputs[event[1]] = event[4]
+        elif kind == "reset":
+            world.caches_reset(event[1])
     elif category == DECISION:
         if kind == "enqueue":
             _, uid, tokens = event

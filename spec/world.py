@@ -31,6 +31,7 @@ from spec.book import Book, Key, Status
 from spec.chains import EMPTY, Chains
 from spec.config import Config, Kind
 from spec.events import Event
+from spec.mechanisms import lookup
 from spec.memory import Memory, Page
 from spec.ops import (
     BatchRow,
@@ -85,7 +86,9 @@ class Client:
     last: tuple[int, int, int] = (0, 0, 0)  # last processed step: start, query tokens, verified tokens
     preempted_at: int = 0  # tokens computed when it was last preempted
     began_at: int = -1  # tokens that it found in place when it first started
-    disturbed: bool = False  # it had to start over, or caches were reset under it
+    disturbed: bool = False  # it had to start over
+    reset: bool = False  # caches were reset under it
+    due: int = 0  # its tokens that may be under keys since its last row was scheduled
     lost: tuple[int, int] = (0, 0)  # what had been lost when it arrived, on the device and on the host
     crowd: int = 0  # host chunks taken since it arrived, at most
     shared: bool = False  # another request computed in a step of its prefill
@@ -287,6 +290,10 @@ class World:
             return self.reportable(*choice[1:]) is not None
         return kind in ("reset", "drain", "quiet", "work")
 
+    def lies_under(self, key: Key) -> bool:
+        """Whether a block went under the key before this step."""
+        return any(self.published_in.get(b, 0) <= self.book.step for b in self.book.by_key.get(key, ()))
+
     def host_chunks_taken(self) -> int:
         """Host places with an entry, or on which a transfer still works although its entry is gone."""
         flying = {place for transfer in self.transfers.values() for _, place, _ in transfer.chunks}
@@ -382,13 +389,17 @@ class World:
         self.ask(lambda: self.policy.on_abort(client.uid))
 
     def _reset(self, scope: str) -> None:
+        self.caches_reset(scope)
+        held = bool(self.book.core.holders)
+        self.ask(lambda: self.policy.on_reset(scope))
+        lookup.reset_forgets(self, scope, held)
+
+    def caches_reset(self, scope: str) -> None:
+        """Ghost bookkeeping: what lay there need not be found, nor what requests under way leave."""
         self.lost_local += 1
         self.lost_host += scope == "all"
-        for name in self.lives:
-            client = self.live(name)
-            if client is not None:
-                client.disturbed = True
-        self.ask(lambda: self.policy.on_reset(scope))
+        for uid, client in self.clients.items():
+            client.reset |= uid in self.book.requests
 
     def _schedule(self) -> None:
         answer = self.ask(self.policy.schedule)
@@ -682,7 +693,9 @@ class World:
             self.witness("resumed_on_shorter_hit", 0 < decision[2] < client.preempted_at)
             client.preempted_at = 0
         elif kind == "row":
-            self.row_now.append((decision[1], decision[2] < self.clients[decision[1]].prompt))
+            client = self.clients[decision[1]]
+            self.row_now.append((decision[1], decision[2] < client.prompt))
+            client.due = min(decision[2] + decision[3], self.book.requests[decision[1]].known)
         elif kind == "step":
             for uid, prefills in self.row_now if len(self.row_now) > 1 else ():
                 self.clients[uid].shared |= prefills
@@ -693,7 +706,7 @@ class World:
                 self.finished[client.uid[0]] = tuple(self.book.requests[client.uid].tokens)
             else:
                 # A later turn continues what the client was given, not what steps in flight go on sampling.
-                if not client.disturbed:
+                if not client.disturbed and not client.reset:
                     self.kept[tuple(client.tokens[: client.prompt])] = client.uid
                 self.finished[client.uid[0]] = tuple(client.tokens[: client.prompt + client.outputs])
 

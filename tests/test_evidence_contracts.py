@@ -115,8 +115,8 @@ class KeepsNothing(Reference):
 
 
 class HeadFirst(Reference):
-    """Gives columns up from the first on, and lets go of a cached key whenever a request arrives or is
-    aborted."""
+    """Gives columns up from the first on, and lets go of the key of a free block whenever a request
+    arrives or is aborted."""
 
     def drop_all(self, request: Request) -> None:
         for g, cols in enumerate(request.cols):
@@ -127,12 +127,12 @@ class HeadFirst(Reference):
         super().drop_all(request)
 
     def on_abort(self, uid: UserId) -> Answer:
-        for block in list(self.book.core.key)[:1]:
+        for block in [b for b in self.book.core.key if b in self.book.free][:1]:
             self.do(("evict", block))
         return super().on_abort(uid)
 
     def on_arrive(self, arrival: Arrival) -> Answer:
-        for block in list(self.book.core.key)[:1]:
+        for block in [b for b in self.book.core.key if b in self.book.free][:1]:
             self.do(("evict", block))
         return super().on_arrive(arrival)
 

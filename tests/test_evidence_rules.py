@@ -122,6 +122,22 @@ class Forgetful(Reference):
         return super().on_output(replace(output, tokens=tuple(kept)))
 
 
+class ForgetsTheServed(Reference):
+    """Takes all keys away when a request ends."""
+
+    def finish(self, request: Any, why: str) -> None:
+        super().finish(request, why)
+        for block in list(self.book.core.key):
+            self.do(("evict", block))
+
+
+class RefusesResets(Reference):
+    """Answers a reset with nothing."""
+
+    def on_reset(self, scope: str) -> Answer:
+        return self.answer()
+
+
 class Stops(Reference):
     """Stops with an error of its own when the first request arrives."""
 
@@ -206,7 +222,13 @@ BREAKERS: dict[str, tuple[str, Factory]] = {
     "accepted_count_belongs": ("composed-v1", deciding(counts_buffer=lambda: "rows")),
     "accepted_offset_in_range": ("hybrid-pp1", enqueuing(seeds_changed(accepted=-1))),
     # coverage and lookup
-    "resend_is_hit": ("plain", deciding(publish_limit=lambda config, computed, scheduled, known: 0)),
+    "resend_is_hit": ("plain", ForgetsTheServed),
+    "hit_is_longest": ("plain", editing("hit", lambda k, e: [(*e[:2], 0, 0)])),
+    "finished_is_cached": (
+        "plain",
+        deciding(publish_limit=lambda config, computed, scheduled, known: min(scheduled, known)),
+    ),
+    "reset_forgets": ("plain", RefusesResets),
     "handed_table_serves": ("composed", deciding(clipped_columns=lambda group, columns, computed: 0)),
     "demand_within_lookup": ("composed", editing("look", lambda k, e: [])),
     "hit_below_known": ("plain", editing("hit", lambda k, e: [(*e[:2], *2 * (k.requests[e[1]].known,))])),
@@ -326,6 +348,10 @@ CONDITIONS: dict[str, list[tuple[str, Factory, str]]] = {
     ],
     "key_names_its_column": [
         ("plain", editing("publish", past_the_known), "."),
+    ],
+    "reset_forgets": [
+        ("plain-offload", editing("tier", lambda k, e: [e] if e[5] != "gone" else []), "0 blocks and"),
+        ("plain", RefusesResets, "blocks and 0 host"),
     ],
     "hit_below_known": [
         ("plain", editing("hit", lambda k, e: [(*e[:2], -1, e[3])] if e[3] else [e]), "hit -1 then"),

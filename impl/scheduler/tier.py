@@ -99,6 +99,8 @@ class HostTier:
         """Forget every chunk.  Places that transfers in flight use (``used``: how many each) come back
         later."""
         for key, entry in list(self.entries.items()):
+            if not self.decide.reset_reaches(self.state(key)):
+                continue
             held = bool(used[entry.place]) and self.decide.reset_keeps_places()
             self._remove(key, keeps_place=held)
             if held:

@@ -147,6 +147,7 @@ CASES = (
     ),
     Case("vllm-46453", "https://github.com/vllm-project/vllm/issues/46453", "hit_lookup"),
     Case("vllm-43090", "https://github.com/vllm-project/vllm/issues/43090", "hit_lookup"),
+    Case("vllm-57727", "https://github.com/vllm-project/vllm/issues/57727", "hit_lookup"),
     Case("vllm-53498", "https://github.com/vllm-project/vllm/issues/53498", "hit_lookup"),
     Case("vllm-39702", "https://github.com/vllm-project/vllm/issues/39702", "eviction"),
     Case(

@@ -69,6 +69,21 @@ FAULTS = (
         {"reset_keeps_places": lambda: False}, bites=("plain-offload",),
     ),
     Fault(
+        "reset-leaves-the-tier", "hit_lookup", DECISION,
+        "A reset clears the pool and leaves the host tier: prefixes from before it are loaded again.",
+        "the connector's reset_cache, called with the pool's",
+        ("https://github.com/vllm-project/vllm/issues/57727",),
+        {"reset_reaches": lambda state: False}, bites=("plain-offload", "mamba-offload"),
+        harmless=("plain",), why_harmless="no host tier", cases=("vllm-57727",),
+    ),
+    Fault(
+        "chunks-in-flight-outlive-a-reset", "hit_lookup", DECISION,
+        "A reset takes the chunks that can be loaded out of the tier, not those that are still being stored.",
+        "jobs from before a reset are discarded",
+        ("offloading/scheduler.py::OffloadingConnectorScheduler.reset_cache",),
+        {"reset_reaches": lambda state: state == "ready"}, bites=("plain-offload", "fences"),
+    ),
+    Fault(
         "stored-chunk-never-listed", "hit_lookup", DECISION,
         "A chunk that every rank has stored does not enter the map that lookups read.",
         "listed with the last report (complete_store)",

@@ -174,7 +174,9 @@ def resend_is_hit(world: World, event: Event) -> None:
         return
     before = world.clients[first]
     served = Served(before.prompt, before.prompt + before.outputs - 1, before.began_at, not before.shared)
-    device, host = (now == then for now, then in zip((world.lost_local, world.lost_host), before.lost))
+    device, host = (
+        now == then for now, then in zip((world.lost_local, world.lost_host), before.lost, strict=True)
+    )
     host &= before.crowd + chunks_stored(config, served) <= config.tier_chunks
     host &= config.offload and not any(t.uid == first for t in world.transfers.values())
     want = must_find(config, served, local, device=device, host=host)
@@ -185,18 +187,54 @@ def resend_is_hit(world: World, event: Event) -> None:
 
 
 def hit_is_longest(world: World, event: Event) -> None:
-    """Judged at every admission: of all that lies under keys now, whoever left it, nothing was overlooked."""
+    """Judged at every admission: of all that went under keys in earlier steps, whoever left it, nothing was
+    overlooked.  Hits that end inside a block are not asked for: 0.33.0 cuts a full block for them, the
+    reference takes only one that was published at that very token."""
     _, uid, local, _ = event
-    config, line, known = world.config, world.clients[uid].line, world.book.requests[uid].known
-    ahead = config.hash_lookahead_tokens
+    config, request = world.config, world.book.requests[uid]
+    line, known = request.line, request.known
+    ahead, unit = config.hash_lookahead_tokens, config.hash_block_tokens
+    ends = range(unit, known - ahead + 1, unit)
     cached = tuple(
-        frozenset(n for n in range(1, known - ahead + 1) if world.book.cached((g, n, line[n + ahead])))
+        frozenset(n for n in ends if world.lies_under((g, n, line[n + ahead])))
         for g in range(len(config.groups))
     )
     want = lookup.local_hit(config, cached, known) if config.prefix_caching else 0
+    whole = want % config.scheduler_block_tokens == 0
     world.judge(
-        "hit_is_longest", want > 0, local >= want,
+        "hit_is_longest", want > 0 and whole, local >= want or not whole,
         lambda: f"{uid}: {local} of {known} tokens are hit in the pool, which has {want} under keys",
+    )  # fmt: skip
+
+
+def finished_is_cached(world: World, event: Event) -> None:
+    """Judged when a request has all its tokens: full attention keeps every block under its key that was full
+    when its last row was scheduled, but for those that the drafter may still rewrite."""
+    _, uid, why = event
+    config, client = world.config, world.clients[uid]
+    ahead = config.hash_lookahead_tokens
+    limit = min(client.due - ahead, client.due - config.reprefilled_tokens)
+    missing = [
+        (group.name, n)
+        for g, group in enumerate(config.groups)
+        if group.kind is Kind.FULL
+        for n in range(group.block_tokens, limit + 1, group.block_tokens)
+        if not world.book.cached((g, n, world.book.requests[uid].line[n + ahead]))
+    ]
+    served = config.prefix_caching and why == "length" and not client.reset
+    world.judge(
+        "finished_is_cached", served and limit > 0, not served or not missing,
+        lambda: f"{uid} is served, and no block is under the key of its prefixes {missing}",
+    )  # fmt: skip
+
+
+def reset_forgets(world: World, scope: str, held: bool) -> None:
+    """Judged behind the answer to a reset.  A pool of which somebody holds blocks may refuse, as a whole
+    (``BlockPool.reset_prefix_cache``)."""
+    keys, chunks = len(world.book.core.key), len(world.book.tier)
+    world.judge(
+        "reset_forgets", not held or scope == "all", (held or not keys) and (scope != "all" or not chunks),
+        lambda: f"after the reset {keys} blocks and {chunks} host chunks are still under keys",
     )  # fmt: skip
 
 
@@ -236,6 +274,22 @@ RULES = (
         "https://github.com/vllm-project/vllm/pull/57616; "
         "v1/core/kv_cache_coordinator.py::HybridKVCacheCoordinator.find_longest_cache_hit",
         on=("hit",), judges=hit_is_longest,
+    ),
+    Rule(
+        "finished_is_cached", "consequence", "hit_lookup",
+        "A request that got all its tokens, preempted on the way or not, leaves all its full blocks under "
+        "keys: whoever continues it finds them.",
+        "a request ends with all its tokens, and no reset came in between",
+        "https://github.com/vllm-project/vllm/issues/53498; "
+        "v1/core/kv_cache_manager.py::KVCacheManager.allocate_slots",
+        on=("finish",), judges=finished_is_cached,
+    ),
+    Rule(
+        "reset_forgets", "consequence", "hit_lookup",
+        "After a reset nothing is found that lay there before: it may have been computed with other weights.",
+        "nobody holds a block when the caches are reset, or the host tier is reset too",
+        "v1/core/block_pool.py::BlockPool.reset_prefix_cache; "
+        "offloading/scheduler.py::OffloadingConnectorScheduler.reset_cache",
     ),
     Rule(
         "hit_below_known", "discipline", "hit_lookup",

@@ -310,8 +310,6 @@ def _settled(ref: Reference, j: int) -> None:
         if request and plan and request.status is Status.LOADING and not state.failed:
             ref.loading_requests.remove(state.uid)
             plan.ready = True
-            if ref.config.prefix_caching:
-                ref.offers.clear()
             for g, group in enumerate(ref.config.groups):
                 plan.published[g] = max(plan.published[g], request.hit // group.block_tokens)
             ref.waiting.insert(0, state.uid)

@@ -614,6 +614,13 @@ def reset_keeps_places() -> bool:
     return True
 
 
+def reset_reaches(state: str) -> bool:
+    """Whether a reset that includes the host tier takes a chunk in this state (``writing``, ``ready``) out of
+    it: each, or prefixes from before the reset are found again
+    (https://github.com/vllm-project/vllm/issues/57727)."""
+    return True
+
+
 def loaded_give_way() -> bool:
     """Whether loaded requests that wait to run give their blocks up when others cannot go on without.
 
@@ -721,6 +728,7 @@ class Decisions:
     pending_is_present: Callable[[str], bool] = pending_is_present
     clears_loading: Callable[[], bool] = clears_loading
     reset_keeps_places: Callable[[], bool] = reset_keeps_places
+    reset_reaches: Callable[[str], bool] = reset_reaches
     store_segment: Callable[[int], int] = store_segment
     loaded_give_way: Callable[[], bool] = loaded_give_way
     readmit_waits: Callable[[int], bool] = readmit_waits

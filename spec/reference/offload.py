@@ -360,9 +360,10 @@ def loaded(ref: Reference, state: JobState) -> None:
     else:
         plan.ready = True
         if ref.config.prefix_caching:
+            waiting = list(ref.offers)
             for g, group in enumerate(ref.config.groups):
                 if group.kind is not Kind.MAMBA:
                     publish_columns(ref, request, g, request.hit)
             publish_states(ref, request, request.hit, now=False)
-            ref.offers.clear()  # what was loaded from the tier need not be stored again
+            ref.offers[:] = waiting  # what was loaded from the tier need not be stored again
     ref.waiting.insert(0, request.uid)

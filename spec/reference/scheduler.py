@@ -142,6 +142,8 @@ class Reference:
             for job in self.jobs.values():
                 job.stale = True
             for key, entry in list(self.book.tier.items()):
+                if not self.decide.reset_reaches(entry.state):
+                    continue
                 self.tier(key, entry.place, "gone")
                 self.recency.pop(key, None)
                 if flying[entry.place] and self.decide.reset_keeps_places():
