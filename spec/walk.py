@@ -82,6 +82,23 @@ class Options:
         )
 
 
+def lagging(config: Config, random: Random) -> Options:
+    """Options of a run in which one rank's main stream lags behind while prompts of different families come:
+    blocks change hands between what is scheduled and what has run.  Half the time nothing else disturbs."""
+    weights = WEIGHTS | {"work": 0, "drain": 0, "arrive": 25}
+    if random.random() < 0.5:
+        weights |= {"accept": 0, "abort": 0, "reset": 0, "fail": 0}
+    return Options(
+        tuple(weights.items()),
+        max(1, config.request_tokens - 2),
+        3,
+        ("0", "1", "2"),
+        NAMES,
+        95,
+        (random.randrange(config.ranks), "main"),
+    )
+
+
 def draw_options(config: Config, random: Random) -> Options:
     """Options of one run."""
     weights = {}
@@ -92,6 +109,9 @@ def draw_options(config: Config, random: Random) -> Options:
         elif roll > 0.85:
             weight *= 3
         weights[kind] = weight
+    apart = Random(roll)  # so that the other runs stay what they are
+    if apart.random() < 0.125:
+        return lagging(config, apart)
     slow = random.choice((None, (random.randrange(config.ranks), random.choice(STREAMS[:3]))))
     if slow:
         weights["drain"] = 0  # would catch it up
