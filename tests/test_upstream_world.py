@@ -683,7 +683,8 @@ def test_shortest_prompt_is_that_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     shutil.copy(cases.FOLDER / "window-drop.toml", file)
     for more, shortest in (([], 1), (["--shortest-prompt", "2"], 2)):
-        todo, scenarios = command.asked(command.parser().parse_args(["check", "--config", str(file), *more]))
+        given = command.parser().parse_args(["check", "--config", str(file), *more])
+        todo, scenarios = command.asked(given, "0.33.0")
         assert [case.limits.shortest_prompt for case in todo] == [shortest] and not scenarios
 
 
