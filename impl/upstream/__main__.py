@@ -140,6 +140,8 @@ def edits_of(use: Prepared) -> list[Function]:
 
 
 EDITS_SHOWN = 12
+#: what an edit may lead this package's own code to, where it takes a release's word for something
+UNFORESEEN = (LookupError, ValueError, TypeError, AttributeError, AssertionError, StopIteration, RuntimeError)
 
 
 def interpreted(use: Prepared, scenarios: Sequence[kernels.Scenario], named: bool) -> list[kernels.Row]:
@@ -244,6 +246,11 @@ def run_check(given: argparse.Namespace) -> int:
             ended, code = f"{case.name}: {died}", 1
         except AdapterError as error:
             ended, code = f"{case.name}: the adapter cannot follow: {error}", 2
+        except UNFORESEEN as error:
+            if not edits:
+                raise
+            said = f"{type(error).__name__}: {error}".rstrip(": ")
+            ended, code = f"{case.name}: the adapter cannot follow this tree: {said}", 2
     for row in rows:
         remarks.append(record.kernel_compared(recorded, release, row.name, row.verdict, edited=of_tree))
     recorded_ones = {(one.case, one.rule) for one in remarks if one.same and one.rule}
