@@ -384,8 +384,8 @@ def test_what_the_adapter_cannot_follow_in_a_tree_is_one_line(
         raise KeyError("r1#1")
 
     monkeypatch.setattr(check, "run_case", broken)
-    monkeypatch.setattr(Child, "load", lambda self: None)
-    monkeypatch.setattr(Child, "ask", lambda self, ask, **given: {"called": [], "idle": []})
+    idle = Namespace(load=lambda: None, ask=lambda ask, **given: {"called": [], "idle": []})
+    monkeypatch.setattr(command, "Child", lambda use: contextlib.nullcontext(idle))
     arguments = ["check", "--vllm", str(checkout), "--config", "attention"]
     with edited(
         checkout / "vllm" / "v1" / "core" / "block_pool.py", "block.ref_cnt += 1", "block.ref_cnt += 2"
