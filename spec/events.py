@@ -180,6 +180,29 @@ def to_record(event: Event) -> dict[str, Any]:
     return {"kind": kind, **dict(zip(SCHEMA[kind][1], event[1:], strict=True))}
 
 
+class NotADecision(Exception):
+    """What a policy answered is none of the vocabulary's decisions; the message says what is expected.
+
+    No ``ValueError``, so that it does not pass for an error of a policy."""
+
+
+def check_decision(event: Any) -> None:
+    """Raises :class:`NotADecision` unless this is a decision of :data:`SCHEMA` with its fields."""
+    if not isinstance(event, tuple) or not event:
+        raise NotADecision(f"a decision must be a tuple (kind, field, ...), got {event!r}")
+    kind, names = event[0], SCHEMA[event[0]][1] if isinstance(event[0], str) and event[0] in SCHEMA else ()
+    if not isinstance(kind, str) or kind not in SCHEMA or SCHEMA[kind][0] != DECISION:
+        known = ", ".join(one for one, (category, *_) in SCHEMA.items() if category == DECISION)
+        raise NotADecision(f"there is no decision {kind!r} in {event!r}; there are {known}")
+    if len(event) - 1 != len(names):
+        raise NotADecision(f"decision {event!r} must have the fields {', '.join(names)}")
+    for name, value in zip(names, event[1:], strict=True):
+        test, words = FIELDS.get(name, _NUMBER)
+        if not test(value):
+            words = words.replace("a list", "a tuple").translate(str.maketrans("[]", "()"))
+            raise NotADecision(f"field {name!r} of decision {event!r} must be {words}, got {value!r}")
+
+
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 

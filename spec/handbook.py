@@ -26,10 +26,9 @@ from spec.candidates import CANDIDATES, Candidate
 from spec.config import Config
 from spec.events import CHOICE, SCHEMA, Event
 from spec.faults import CATALOGUE
-from spec.faults.__main__ import show_run
 from spec.faults.cases import CASES, Case
 from spec.faults.fault import Fault
-from spec.faults.hunt import hunt, stored
+from spec.faults.hunt import hunt, show_run, stored
 from spec.mechanisms import fence
 from spec.narrate import who
 from spec.ops import Op

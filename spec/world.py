@@ -457,6 +457,8 @@ class World:
             op.run(self, rank)
         except LookupError as error:  # it names a slot, a row, a step that is not there
             self.broken("policy_raises_no_error", f"rank {rank.index}, {op}: {crash(error)}")
+        except PolicyError as error:
+            self.broken("policy_raises_no_error", f"rank {rank.index}, {op}: {error}")
         rank.executed += stream == "main"
 
     def _report(self, name: str, way: str, rank: int) -> None:

@@ -372,14 +372,14 @@ def test_of_several_seeds_the_shortest_run_is_kept(
 def test_what_was_found_before_a_stop_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from spec.faults import __main__ as command
+    from spec.faults import ownhunt
 
     def once(*given: Any, seed: int, **options: Any) -> Any:
         if seed:
             raise KeyboardInterrupt
         return find(*given, seed=seed, **options)
 
-    monkeypatch.setattr(command, "find", once)
+    monkeypatch.setattr(ownhunt, "find", once)
     assert hunt_own(tmp_path, "{'fence_done': lambda waiting: True}", "('fences',)", "--seeds", "5") == 1
     out = capsys.readouterr().out
     assert "refuted: mine in fences" in out and "without the fault: not tried" in out
@@ -395,12 +395,12 @@ def test_a_hunt_of_a_file_takes_nothing_else(more: list[str], capsys: pytest.Cap
 def test_a_stopped_hunt_of_a_file_is_undetermined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from spec.faults import __main__ as command
+    from spec.faults import ownhunt
 
     def stop(*given: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "find", stop)
+    monkeypatch.setattr(ownhunt, "find", stop)
     assert hunt_own(tmp_path, "{'fence_done': lambda waiting: True}", "('fences',)") == 3
     assert "stopped before the budget was spent" in capsys.readouterr().out
 

@@ -47,6 +47,7 @@ from impl.upstream.drive import Drawn, Limits, walked
 from impl.upstream.env import Unavailable, prepared
 from impl.upstream.policy import Release, Upstream
 from spec.config import ConfigError
+from spec.policy import PolicyError
 from spec.walk import draw_options
 from spec.world import World
 
@@ -374,6 +375,40 @@ def test_checkout_that_cannot_be_driven_is_one_line(
     assert message in said and said.count("\n") == 1
 
 
+def test_what_the_adapter_cannot_follow_in_a_tree_is_one_line(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a release it is a defect of this package, with its traceback."""
+
+    def broken(*given: Any, **named: Any) -> None:
+        raise KeyError("r1#1")
+
+    monkeypatch.setattr(check, "run_case", broken)
+    idle = Namespace(load=lambda: None, ask=lambda ask, **given: {"called": [], "idle": []})
+    monkeypatch.setattr(command, "Child", lambda use: contextlib.nullcontext(idle))
+    arguments = ["check", "--vllm", str(checkout), "--config", "attention"]
+    with edited(
+        checkout / "vllm" / "v1" / "core" / "block_pool.py", "block.ref_cnt += 1", "block.ref_cnt += 2"
+    ):
+        assert command.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said == "impl.upstream: attention: the adapter cannot follow this tree: KeyError: 'r1#1'\n"
+    with pytest.raises(KeyError):
+        command.main(arguments)
+
+
+def test_a_job_whose_chunks_and_blocks_disagree_is_the_policys_error() -> None:
+    """The released worker asserts the same; a job that agrees is taken apart into its chunks."""
+    policy = object.__new__(Upstream)
+    policy.config = replace(load("attention"), blocks_per_chunk=2)
+    policy.keys = {"0:1": (0, 8, 1), "0:2": (0, 16, 2)}
+    job = {"job": 3, "keys": ["0:1", "0:2"], "chunks": [4, 5], "blocks": [[7, 8, 9]], "first_column": [1]}
+    assert policy.chunks(job) == (((0, 8, 1), 4, (0, 7)), ((0, 16, 2), 5, (8, 9)))
+    for change in ({"first_column": [0], "blocks": [[7, 8]]}, {"keys": ["0:1"], "chunks": [4]}):
+        with pytest.raises(PolicyError, match="on workers: job 3 names . host chunks, its blocks fill"):
+            policy.chunks(job | change)
+
+
 # -- beside the record ---------------------------------------------------------------------------------------
 
 
@@ -683,7 +718,8 @@ def test_shortest_prompt_is_that_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     shutil.copy(cases.FOLDER / "window-drop.toml", file)
     for more, shortest in (([], 1), (["--shortest-prompt", "2"], 2)):
-        todo, scenarios = command.asked(command.parser().parse_args(["check", "--config", str(file), *more]))
+        given = command.parser().parse_args(["check", "--config", str(file), *more])
+        todo, scenarios = command.asked(given, "0.33.0")
         assert [case.limits.shortest_prompt for case in todo] == [shortest] and not scenarios
 
 

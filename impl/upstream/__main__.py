@@ -96,29 +96,32 @@ def run_fetch(given: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(given: argparse.Namespace, runners: set[str], scenarios: Sequence[kernels.Scenario]) -> Prepared:
-    """The release or tree that was asked for, and for a tree what of it is simulated."""
+def chosen(given: argparse.Namespace) -> Prepared:
+    """The release or tree that was asked for."""
     if given.vllm is None:
         return prepared(KNOWN[-1] if given.release is None else given.release)
     if not given.vllm:
         raise UnknownRelease("--vllm is empty: name an unpacked release or a checkout")
-    tree = recognise(Path(given.vllm))
-    use = prepared_tree(tree)
-    print(f"{given.vllm} has the signatures of vllm {tree.release}")
-    package = package_of(tree.directory)
+    return prepared_tree(recognise(Path(given.vllm)))
+
+
+def simulated(given: argparse.Namespace, use: Prepared, runners: set[str], kernels_run: bool) -> None:
+    """Tell what of a tree is simulated; refuse a runner of another order."""
+    release = use.tree.release
+    print(f"{given.vllm} has the signatures of vllm {release}")
+    package = package_of(use.tree.directory)
     for runner in sorted(runners):
         try:
-            worker_order.verify_runner(package, tree.release, runner)
+            worker_order.verify_runner(package, release, runner)
         except worker_order.Drift as drift:
             raise UnknownRelease(
-                f"the {runner} runner of {given.vllm} is not that of vllm {tree.release}, in whose order "
+                f"the {runner} runner of {given.vllm} is not that of vllm {release}, in whose order "
                 f"workers are simulated: {drift}; name cases of another runner with --config"
             ) from None
-    for path in worker_order.changed_files(package, tree.release):
-        apart = "; its state-copy kernels are, by themselves" if scenarios and path in kernels.FILES else ""
+    for path in worker_order.changed_files(package, release):
+        apart = "; its state-copy kernels are, by themselves" if kernels_run and path in kernels.FILES else ""
         here = f"vllm/{path} is not the release's; what it changes in the simulated workers is not run"
         print(f"note: {here}{apart}")
-    return use
 
 
 def edits_of(use: Prepared) -> list[Function]:
@@ -137,6 +140,8 @@ def edits_of(use: Prepared) -> list[Function]:
 
 
 EDITS_SHOWN = 12
+#: what an edit may lead this package's own code to, where it takes a release's word for something
+UNFORESEEN = (LookupError, ValueError, TypeError, AttributeError, AssertionError, StopIteration, RuntimeError)
 
 
 def interpreted(use: Prepared, scenarios: Sequence[kernels.Scenario], named: bool) -> list[kernels.Row]:
@@ -153,16 +158,23 @@ def interpreted(use: Prepared, scenarios: Sequence[kernels.Scenario], named: boo
     return found
 
 
-def asked(given: argparse.Namespace) -> tuple[list[cases.Case], tuple[kernels.Scenario, ...]]:
-    """The cases and kernel scenarios that a check is about: those that were named, else the default cases
-    and, of a tree, all scenarios."""
+def asked(given: argparse.Namespace, release: str) -> tuple[list[cases.Case], tuple[kernels.Scenario, ...]]:
+    """The cases and kernel scenarios that a check is about: those that were named, else the default cases.
+
+    Of a tree also every case that its release is recorded to hold in (other shapes, most of them with a known
+    defect repaired), and all scenarios.
+    """
     if not given.config:
-        scenarios = () if given.vllm is None else kernels.SCENARIOS
-        return [case for case in cases.CASES if case.default], scenarios
-    todo = [cases.find(name) for name in given.config if name not in kernels.BY_NAME]
+        tree = given.vllm is not None
+        held = record.holding(record.recorded(), release) if tree else ()
+        todo = [case for case in cases.CASES if case.default or case.name in held]
+        scenarios: tuple[kernels.Scenario, ...] = kernels.SCENARIOS if tree else ()
+    else:
+        todo = [cases.find(name) for name in given.config if name not in kernels.BY_NAME]
+        scenarios = tuple(scenario for scenario in kernels.SCENARIOS if scenario.name in given.config)
     if given.shortest_prompt:
         todo = [replace(c, limits=replace(c.limits, shortest_prompt=given.shortest_prompt)) for c in todo]
-    return todo, tuple(scenario for scenario in kernels.SCENARIOS if scenario.name in given.config)
+    return todo, scenarios
 
 
 def listed() -> None:
@@ -183,9 +195,11 @@ def run_check(given: argparse.Namespace) -> int:
         listed()
         return 0
     out = set_aside(given.json)
-    todo, scenarios = asked(given)
-    use = chosen(given, {case.load().runner for case in todo}, scenarios)
+    use = chosen(given)
     release, of_tree = use.tree.release, given.vllm is not None
+    todo, scenarios = asked(given, release)
+    if of_tree:
+        simulated(given, use, {case.load().runner for case in todo}, bool(scenarios))
     edits = edits_of(use) if of_tree else []
     recorded = {} if given.repair else record.recorded()
     count = counted(len(todo) + len(scenarios), "case", "cases")
@@ -232,6 +246,11 @@ def run_check(given: argparse.Namespace) -> int:
             ended, code = f"{case.name}: {died}", 1
         except AdapterError as error:
             ended, code = f"{case.name}: the adapter cannot follow: {error}", 2
+        except UNFORESEEN as error:
+            if not edits:
+                raise
+            said = f"{type(error).__name__}: {error}".rstrip(": ")
+            ended, code = f"{case.name}: the adapter cannot follow this tree: {said}", 2
     for row in rows:
         remarks.append(record.kernel_compared(recorded, release, row.name, row.verdict, edited=of_tree))
     recorded_ones = {(one.case, one.rule) for one in remarks if one.same and one.rule}

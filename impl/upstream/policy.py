@@ -216,9 +216,16 @@ class Upstream:
     def chunks(self, job: Plain) -> tuple[tuple[Key, int, tuple[int, ...]], ...]:
         """The chunks of a transfer: key, place, and the device block at each sub-slot.
 
-        Blocks of a group fill its chunks from the sub-slot of its first column on, one after the other
-        (``kv_offload/cpu/gpu_worker.py``)."""
+        Blocks of a group fill its chunks from the sub-slot of its first column on, one after the other; the
+        worker asserts that they fill as many as the job names (``kv_offload/cpu/gpu_worker.py``)."""
         per, made = self.config.blocks_per_chunk, []
+        columns = zip(job["blocks"], job["first_column"], strict=True)
+        filled = sum(-(-(first % per + len(blocks)) // per) for blocks, first in columns if blocks)
+        if filled != len(job["chunks"]):
+            raise PolicyError(
+                f"AssertionError on workers: job {job['job']} names {len(job['chunks'])} host chunks, its "
+                f"blocks fill {filled}"
+            )
         places = iter(zip(job["keys"], job["chunks"], strict=True))
         for blocks, first in zip(job["blocks"], job["first_column"], strict=True):
             if not blocks:
@@ -229,8 +236,6 @@ class Upstream:
             for start in range(0, len(padded), per):
                 name, place = next(places)
                 made.append((self.key(name), place, tuple(padded[start : start + per])))
-        if next(places, None) is not None:
-            raise AdapterError(f"job {job['job']} names more chunks than its blocks fill")
         return tuple(made)
 
     def message(self, step: int, out: Plain) -> Message:

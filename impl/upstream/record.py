@@ -91,6 +91,11 @@ def names(record: Plain, release: str) -> set[str]:
     return {*rows.get("cases", {}), *rows.get("kernels", {})}
 
 
+def holding(record: Plain, release: str) -> set[str]:
+    """The cases that hold in a release."""
+    return {name for name, row in record.get(release, {}).get("cases", {}).items() if row["verdict"] == HOLDS}
+
+
 def repairs_of(record: Plain, release: str, case: str, rule: str) -> tuple[str, ...]:
     """The repairs with any one of which the recorded run of a refutation survives."""
     row = of_case(record, release, case) or {"refuted": {}}

@@ -2,7 +2,8 @@
 
 ``hunt`` judges the expectations of catalogue entries and exits 0 when all are met, 1 when one failed, 3 when
 something was not found within the budget.  On a file of your own it exits 1 with the counterexample it found,
-3 if a decision that the file replaces was never asked or always answered as the reference does, else 0.
+3 if what the file replaces or tampers with never did anything else than the reference, or if the design
+without the fault broke as well, else 0.
 """
 
 from __future__ import annotations
@@ -15,22 +16,17 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from spec import config as configs
-from spec import render
-from spec.config import Config
-from spec.faults import CATALOGUE, own
+from spec.faults import CATALOGUE
 from spec.faults.fault import CONFIGURATION, DECISION, FORMULA, HARMLESS, LIVENESS, Fault
-from spec.faults.hunt import Hunt, check_stored, find, hunt, show_choices, store, stored
+from spec.faults.hunt import Hunt, check_stored, hunt, show_run, store, stored
+from spec.faults.ownhunt import hunt_file
 from spec.outputs import check_target, set_aside, write_json, write_whole
 from spec.ownfile import OwnFileError
-from spec.reduce import reduce, replay
-from spec.rules import BY_NAME
 from spec.usage import JSON_HELP, OneLineParser, command, natural, one_line
 
 RECORD = Path(__file__).parent / "record.json"
@@ -145,124 +141,6 @@ def report(fault: Fault, outcome: Hunt, *, trace: bool) -> None:
         print(f"       {line}")
     if trace and outcome.choices:
         show_run(fault, configs.named(outcome.config), outcome.choices)
-
-
-def show_run(fault: Fault, config: Config, choices: Sequence[Any]) -> None:
-    """The shrunk run: its choices, the rendered trace, what broke and on the way."""
-    world = replay(config, fault.policy, choices, record=True)
-    print(f"\n{len(choices)} choices in {config.name}:\n{show_choices(tuple(choices))}\n")
-    print(render.text(config, f"fault:{fault.name}", world.events))
-    if world.verdict:
-        print(
-            f"\nbreaks {world.verdict.rule}: {BY_NAME[world.verdict.rule].sentence}\n  {world.verdict.text}"
-        )
-    for breach in world.disciplines:
-        print(f"on the way: {breach.rule}: {breach.text}")
-
-
-def hunt_file(path: str, args: argparse.Namespace) -> int:
-    """Hunt somebody's own fault: 1 with a counterexample, 3 if no run asked for a decision of it, all answers
-    of one were the reference's, or the hunt was stopped, else 0.
-
-    Raises :class:`~spec.ownfile.OwnFileError`."""
-    plain, asked, differed = own.load(path), Counter[str](), Counter[str]()
-    fault = own.watched(plain, path, asked, differed)
-    seeds = f"seed {args.seed}" if args.seeds == 1 else f"seeds {args.seed} to {args.seed + args.seeds - 1}"
-    hits, without, stopped = list[Hunt](), "", False
-    try:
-        for name in fault.bites:
-            before = asked.copy()
-            for hit in found_in(configs.find(name), fault, path, args):
-                hits.append(hit)
-            if hits:
-                break
-            idle = own.never_asked(fault.change, asked - before, [configs.find(name)])
-            print(
-                f"{fault.name}: not refuted in {name} "
-                f"({args.runs} runs of {args.choices} choices, {seeds})"
-                + "".join(f"; {decision} was never asked" for decision in idle)
-            )
-    except KeyboardInterrupt:
-        stopped = True
-    outcome = min(hits, key=lambda hit: len(hit.choices), default=Hunt(fault.name))
-    try:
-        if hits:
-            show_hit(fault, outcome, hits)
-            without = "" if stopped else tried_without(fault, outcome, args)
-            print(f"\nwithout the fault: {without or 'not tried'}")
-    except KeyboardInterrupt:
-        stopped = True
-    if stopped:
-        print("stopped before the budget was spent")
-    idle = own.never_asked(fault.change, asked, [configs.find(name) for name in fault.bites])
-    alike = [name for name in own.never_differed(plain, differed) if name not in idle]
-    verdict = "refuted" if outcome.choices else "undetermined" if idle or alike or stopped else "holds"
-    reasons = [f"never asked: {', '.join(idle)}"] * bool(idle)
-    reasons += [f"every answer was the reference's: {', '.join(alike)}"] * bool(alike)
-    untried = f" ({'; '.join(reasons)}; name a configuration that needs it)" if reasons else ""
-    why = {"holds": " (sampled, not proved)", "undetermined": untried}
-    print(f"verdict: {verdict}{why.get(verdict, '')}")
-    record = {
-        "command": args.command, "file": path, "verdict": verdict, "seed": args.seed, "seeds": args.seeds,
-        "runs": args.runs, "choices": args.choices, "never_asked": idle, "never_differed": alike,
-        "stopped": stopped, "without_the_fault": without, "hunt": asdict(outcome),
-    }  # fmt: skip
-    write_json(args.json, record, args.out)
-    return {"refuted": 1, "undetermined": 3, "holds": 0}[verdict]
-
-
-def found_in(config: Config, fault: Fault, path: str, args: argparse.Namespace) -> Iterator[Hunt]:
-    """The shortened runs that refute a fault of a file in one configuration, at most one a seed.
-
-    Raises :class:`~spec.ownfile.OwnFileError`."""
-    policy = own.guarded(fault.policy, path)
-    for seed in range(args.seed, args.seed + args.seeds):
-        found = find(config, policy, runs=args.runs, choices=args.choices, seed=seed)
-        if found is None:
-            continue
-        breach = found.breach
-        try:
-            short = reduce(config, policy, found.choices, breach.rule)
-        except ValueError:
-            raise OwnFileError(
-                f"{path}: the same run gives another result the second time: its functions must not draw "
-                "numbers or remember anything"
-            ) from None
-        yield Hunt(
-            fault.name, config.name, breach.rule, breach.text, choices=short, runs=found.runs,
-            seconds=found.seconds,
-        )  # fmt: skip
-
-
-def show_hit(fault: Fault, outcome: Hunt, hits: Sequence[Hunt]) -> None:
-    """Print the shortest run of those that were found."""
-    others = ", ".join(str(len(hit.choices)) for hit in hits)
-    among = f"; the shortest of {len(hits)} seeds' runs ({others} choices)" if len(hits) > 1 else ""
-    print(
-        f"refuted: {fault.name} in {outcome.config}, found in run {outcome.runs} "
-        f"({outcome.seconds:.2f} s){among}"
-    )
-    show_run(fault, config_of(fault, outcome), outcome.choices)
-
-
-def config_of(fault: Fault, outcome: Hunt) -> Config:
-    """The configuration, perhaps of a file, in which a fault of a file was found."""
-    return next(one for one in map(configs.find, fault.bites) if one.name == outcome.config)
-
-
-def tried_without(fault: Fault, outcome: Hunt, args: argparse.Namespace) -> str:
-    """What the repaired twin, which has ``base`` and nothing else, does on the same choices and in a few runs
-    of its own: what breaks there too is not the fault's doing."""
-    config, runs = config_of(fault, outcome), max(20, args.runs // 16)
-    broken = replay(config, fault.repaired, outcome.choices).verdict
-    again = find(config, fault.repaired, runs=runs, choices=args.choices, seed=args.seed)
-    where = "in the same run" if broken else f"in one of {runs} runs of its own"
-    breach = broken or (again and again.breach)
-    return (
-        f"breaks {breach.rule} {where}: {breach.text}"
-        if breach
-        else f"holds in the same run and in {runs} of its own"
-    )
 
 
 def hunt_one(name: str, runs: int, choices: int, seed: int, seeds: int, states: int) -> Hunt:

@@ -17,13 +17,14 @@ from statistics import median
 from typing import Any
 
 from spec import config as configs
-from spec import script
+from spec import render, script
 from spec.chains import Chains
 from spec.config import Config
 from spec.events import Event
 from spec.faults.fault import Fault
 from spec.fingerprint import mark
 from spec.reduce import reduce, replay
+from spec.rules import BY_NAME
 from spec.walk import Adversary, PolicyFactory, draw_options, walk_once
 from spec.world import Breach, World
 
@@ -473,3 +474,16 @@ def check_stored(fault: Fault) -> Iterator[str]:
 def show_choices(choices: Sequence[Event]) -> str:
     """The choices as a script."""
     return "\n".join("  " + script.line(choice) for choice in choices)
+
+
+def show_run(fault: Fault, config: Config, choices: Sequence[Any]) -> None:
+    """The shrunk run: its choices, the rendered trace, what broke and on the way."""
+    world = replay(config, fault.policy, choices, record=True)
+    print(f"\n{len(choices)} choices in {config.name}:\n{show_choices(tuple(choices))}\n")
+    print(render.text(config, f"fault:{fault.name}", world.events))
+    if world.verdict:
+        print(
+            f"\nbreaks {world.verdict.rule}: {BY_NAME[world.verdict.rule].sentence}\n  {world.verdict.text}"
+        )
+    for breach in world.disciplines:
+        print(f"on the way: {breach.rule}: {breach.text}")

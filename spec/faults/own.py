@@ -8,23 +8,19 @@ reference does whenever it was asked, has not been tried.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import wraps
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from spec import config as configs
-from spec.chains import Chains
 from spec.config import Config
 from spec.faults import CATALOGUE
 from spec.faults.fault import DECISION, LIVENESS, Fault
-from spec.ownfile import OwnFileError, in_words, line_in, module_of, place
-from spec.policy import Policy, PolicyError
+from spec.ownfile import OwnFileError, module_of
 from spec.reference import Decisions
-from spec.walk import PolicyFactory
 
 WORDS = ("name", "mechanism", "kind", "did", "repair")  # fields of a fault that are text
 LISTS = ("source", "bites", "harmless", "cases")  # and those that are tuples of text
@@ -168,42 +164,6 @@ def never_differed(fault: Fault, differed: Counter[str]) -> list[str]:
 def decisions_of(fault: Fault) -> dict[str, Any]:
     """Every decision of the design that the fault is in."""
     return {one.name: getattr(Decisions(), one.name) for one in fields(Decisions)} | dict(fault.base)
-
-
-@dataclass
-class Guarded:
-    """A policy that is made of code in the file: what that code raises by itself is the file's error.
-
-    :class:`~spec.policy.PolicyError` is not: an engine's assertion, which is a verdict."""
-
-    inner: Policy
-    path: str
-
-    def __getattr__(self, name: str) -> Any:
-        question = getattr(self.inner, name)
-
-        def ask(*given: Any) -> Any:
-            try:
-                return question(*given)
-            except PolicyError:
-                raise
-            except (Exception, SystemExit) as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                if last.filename != self.path and not isinstance(error, SystemExit):
-                    raise  # nothing but the file calls exit()
-                at = place(self.path, line_in(error, self.path))
-                raise OwnFileError(f"{at}: {in_words(error)}") from None
-
-        return ask
-
-
-def guarded(policy: PolicyFactory, path: str) -> PolicyFactory:
-    """Policies whose errors in the file's own code are the file's."""
-
-    def build(config: Config, chains: Chains) -> Policy:
-        return Guarded(policy(config, chains), path)
-
-    return build
 
 
 def watched(fault: Fault, path: str, asked: Counter[str], differed: Counter[str]) -> Fault:

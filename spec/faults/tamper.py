@@ -15,7 +15,7 @@ from typing import Any
 from spec.book import Book
 from spec.chains import Chains
 from spec.config import Config
-from spec.events import Event
+from spec.events import Event, NotADecision, check_decision
 from spec.policy import Answer, Policy, Program
 from spec.walk import PolicyFactory
 
@@ -34,10 +34,13 @@ class Tampered:
     program: EditProgram
 
     def ask(self, name: str, *args: Any) -> Answer:
-        """The policy's answer as the world learns it."""
+        """The policy's answer as the world learns it.  Raises :class:`~spec.events.NotADecision`."""
         answer: Answer = getattr(self.inner, name)(*args)
         answer.decisions = self.answer(self.book, answer.decisions)
+        if not isinstance(answer.decisions, list):
+            raise NotADecision(f"an edited answer must be a list of decisions, got {answer.decisions!r}")
         for event in answer.decisions:
+            check_decision(event)
             self.book.apply(event)
         return answer
 
