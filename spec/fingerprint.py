@@ -25,7 +25,6 @@ from spec.config import Config
 from spec.reference.decisions import Decisions
 
 if TYPE_CHECKING:
-    from spec.memory import Memory
     from spec.world import World
 
 SCALARS = frozenset({int, str, bool, type(None), Status})
@@ -49,10 +48,9 @@ def mark(world: World) -> bytes:
     return blake2b(text(world).encode(), digest_size=16).digest()
 
 
-def text(world: World | Memory) -> str:
-    """All that decides how the run goes on, or the part of it that lies in one memory.
-
-    Raises :class:`TypeError` for an object that it cannot look into."""
+def text(world: World) -> str:
+    """All that decides how the run goes on.  Raises :class:`TypeError` for an object that it cannot look
+    into."""
     return _written(world, {})
 
 

@@ -297,7 +297,7 @@ def test_the_documentation_shows_how_a_worker_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "model.md").read_text(encoding="utf-8")
-    shown = page.split("<!-- part: worker -->")[1].split("```")[1].removeprefix("python\n")
+    shown = page.split("set as `self.workers`:")[1].split("```")[1].removeprefix("python\n")
     code = "class MyWorker(Worker):\n    def program(self, message):\n        raise PolicyError('asked')\n"
     assert hunt_file(tmp_path, code + shown, SUBCLASS) == 1
     assert "asked" in capsys.readouterr().out

@@ -338,9 +338,8 @@ def test_ctrl_c_leaves_documents_as_they_are(
 def test_ctrl_c_in_the_other_hunts(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = module_of("spec.faults")
-    for doing in ("check_stored", "find"):
-        monkeypatch.setattr(module, doing, interrupt)
+    monkeypatch.setattr(module_of("spec.faults"), "check_stored", interrupt)
+    monkeypatch.setattr("spec.faults.ownhunt.find", interrupt)
     file = tmp_path / "mine.py"
     file.write_text(
         "from spec.faults import Fault\n"

@@ -80,6 +80,7 @@ class Guarded:
                 raise OwnFileError(f"{self.asked(name)}: {error}") from None
             return reply
 
+        vars(self)[name] = ask  # asked often
         return ask
 
     def check(self, name: str, reply: Any) -> None:

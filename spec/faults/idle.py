@@ -10,7 +10,7 @@ from spec import ops
 from spec.chains import Chains
 from spec.config import Config
 from spec.events import Event
-from spec.fingerprint import text
+from spec.memory import Memory
 from spec.policy import Policy, Program
 from spec.walk import PolicyFactory, walk_once
 from spec.world import World
@@ -53,9 +53,9 @@ def differs(config: Config, policy: PolicyFactory, without: PolicyFactory, choic
     return False
 
 
-def memories(world: World) -> list[str]:
+def memories(world: World) -> list[list[object]]:
     """All that the ranks' memories hold, which what an operation of the file's does may change unseen."""
-    return [text(rank.memory) for rank in world.ranks]
+    return [[getattr(rank.memory, name) for name in Memory.__slots__] for rank in world.ranks]
 
 
 @dataclass

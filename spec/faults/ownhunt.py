@@ -21,7 +21,7 @@ from spec.reduce import reduce, replay
 from spec.walk import PolicyFactory
 from spec.world import crash
 
-COMPARED_RUNS = 100  # of a configuration, in which a tamper is compared with the design without it
+COMPARED_RUNS = 50  # of a configuration, in which a tamper is compared with the design without it
 
 
 @dataclass(frozen=True, slots=True)
