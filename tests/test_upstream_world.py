@@ -552,11 +552,11 @@ def test_untouched_release_is_as_recorded(
     assert command.main([*named, "--repair", "offers_still_held"]) == 1
     assert "no record of this case" in capsys.readouterr().out
     stored = record.recorded()
-    stored["0.33.0"]["cases"]["stages-sync"]["refuted"].pop("forward_position_exact")
+    stored["0.33.0"]["cases"]["stages-sync"]["refuted"].pop("input_tokens_exact")
     monkeypatch.setattr(record, "recorded", lambda: stored)
     assert command.main(named) == 1
     said = capsys.readouterr().out
-    assert "forward_position_exact refuted; not recorded" in said and "1 not as recorded" in said
+    assert "input_tokens_exact refuted; not recorded" in said and "1 not as recorded" in said
 
 
 @pytest.mark.slow
@@ -634,10 +634,10 @@ def test_stopped_check_keeps_what_was_found(tmp_path: Path) -> None:
         said, complaint = process.communicate(timeout=60)
     assert process.returncode == 3, complaint
     assert complaint == "impl.upstream: stopped; 2 of 2 cases were begun\n"
-    assert "stages-sync: forward_position_exact refuted, as recorded" in said
+    assert "stages-sync: input_tokens_exact refuted, as recorded" in said
     assert "attention: stopped before all its runs" in said
     report = json.loads(target.read_text())
-    assert report["stopped"] and "forward_position_exact" in report["cases"]["stages-sync"]["refuted"]
+    assert report["stopped"] and "input_tokens_exact" in report["cases"]["stages-sync"]["refuted"]
     assert 0 < report["cases"]["attention"]["runs"] < 300
 
 
