@@ -83,6 +83,9 @@ def hunt_file(path: str, args: argparse.Namespace) -> int:
             choices=args.choices, seed=args.seed,
         ):  # fmt: skip
             tampers = False
+        untried = own.never_asked(fault.change, tried[0], [one.config for one in named])
+        if untried or own.never_differed(plain, tried[1]) or not tampers:
+            hunt_on(search, shipped_others(named))
     except KeyboardInterrupt:
         search.stopped = True
     outcome, ground = min(search.hits, key=lambda hit: len(hit[0].choices), default=(Hunt(fault.name), None))
@@ -135,6 +138,14 @@ def varied(named: Sequence[Ground]) -> list[Ground]:
     total = sum(one.runs for one in named)
     each = max(1, total // max(1, len(found)))
     return [Ground(title, config, each) for config, title in list(found.items())[:total]]
+
+
+def shipped_others(named: Sequence[Ground]) -> list[Ground]:
+    """The other shipped configurations, for a fault that the file's own do not put to the test; together
+    they get as many runs as these."""
+    others = [name for name in configs.shipped() if name not in {one.config.name for one in named}]
+    each = max(1, sum(one.runs for one in named) // len(others))
+    return [Ground(name, configs.named(name), each) for name in others]
 
 
 def hunt_on(search: Search, grounds: Sequence[Ground]) -> None:
